@@ -1,0 +1,1 @@
+//! Load and latency against any etcd endpoint.

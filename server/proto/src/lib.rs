@@ -1,0 +1,1 @@
+//! The etcd v3 protocol: message types and service traits.

@@ -1,0 +1,1 @@
+//! The replica of a keyspace: Raft, apply, leases and watches, as plain state machines.

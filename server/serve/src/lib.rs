@@ -1,0 +1,1 @@
+//! The server: the etcd API, the cores, their files and sockets, and the configuration.

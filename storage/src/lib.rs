@@ -1,0 +1,1 @@
+//! The MVCC index: a copy-on-write B+tree in one mapped file.

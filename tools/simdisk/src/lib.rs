@@ -1,0 +1,1 @@
+//! A simulated disk: sectors, unsynced writes, crashes and faults.

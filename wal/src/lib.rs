@@ -1,0 +1,1 @@
+//! The write-ahead log: batches, shards, segments and recovery, as plain state machines.
