@@ -1,1 +1,12 @@
-//! The replica of a keyspace: Raft, apply, leases and watches, as plain state machines.
+//! The replica of one keyspace: Raft, apply, leases and watches, as plain state machines.
+//!
+//! Nothing here knows an executor, a clock, a file or a socket. Inputs come in by `handle_*(now, …)`, effects go out by
+//! `poll_*()`; `now` is the time since an arbitrary start. A shell (or a simulator) ties a replica to the log
+//! (`garboard-wal`), the index (`garboard-storage`), its clients and its clock.
+
+#![forbid(unsafe_code)]
+
+pub mod error;
+pub mod request;
+
+pub use error::Error;

@@ -1,0 +1,66 @@
+//! Why a request is refused, in the terms of the domain. The edge maps each to its gRPC code and text, in one place.
+
+/// Why a request is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// A key is empty where one must be given.
+    #[error("key is not provided")]
+    EmptyKey,
+    /// A put that keeps value or lease names an absent key, or an operation of a transaction is empty.
+    #[error("key not found")]
+    KeyNotFound,
+    /// A put keeps its value and gives one.
+    #[error("value is provided")]
+    ValueProvided,
+    /// A put keeps its lease and gives one.
+    #[error("lease is provided")]
+    LeaseProvided,
+    /// A transaction has more operations than allowed.
+    #[error("too many operations in txn request")]
+    TooManyOperations,
+    /// A branch of a transaction writes a key twice.
+    #[error("duplicate key given in txn request")]
+    DuplicateKey,
+    /// A sort order or target is none of the known ones.
+    #[error("invalid sort option")]
+    InvalidSortOption,
+    /// The request is larger than allowed.
+    #[error("request is too large")]
+    RequestTooLarge,
+    /// The revision asked for is below the floor.
+    #[error("required revision has been compacted")]
+    Compacted,
+    /// The revision asked for does not exist yet.
+    #[error("required revision is a future revision")]
+    FutureRevision,
+    /// A lease's time to live is beyond the largest one.
+    #[error("too large lease TTL")]
+    LeaseTtlTooLarge,
+    /// No such lease.
+    #[error("requested lease not found")]
+    LeaseNotFound,
+    /// A lease of that id exists.
+    #[error("lease already exists")]
+    LeaseExists,
+    /// The store is full: quota, disk, or an alarm about either.
+    #[error("database space exceeded")]
+    NoSpace,
+    /// A member's data differs from the others'.
+    #[error("corrupt cluster")]
+    Corrupt,
+    /// Proposals run too far ahead of apply, or a queue is full.
+    #[error("too many requests")]
+    TooManyRequests,
+    /// There is no leader to ask.
+    #[error("no leader")]
+    NoLeader,
+    /// Leadership changed while the request was under way.
+    #[error("leader changed")]
+    LeaderChanged,
+    /// The server is stopping.
+    #[error("server stopped")]
+    Stopped,
+    /// The request was not done in time; it may still take effect.
+    #[error("request timed out")]
+    Timeout,
+}
