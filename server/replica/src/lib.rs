@@ -6,7 +6,9 @@
 
 #![forbid(unsafe_code)]
 
+pub mod envelope;
 pub mod error;
+pub mod events;
 pub mod request;
 
 pub use error::Error;

@@ -1,0 +1,115 @@
+//! What crosses cores: requests on their way to a keyspace's home core, and their answers on the way back.
+
+use crate::request::{Alarm, Command, Context, Reply};
+
+/// Names a request, so that its answer finds the connection that waits for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket {
+    /// The core that holds the connection.
+    pub core: u16,
+    /// The request's number on that core.
+    pub sequence: u64,
+}
+
+/// What a core asks of the home core.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// Change state, through the log.
+    Write(Command),
+    /// Answer once the published state is at least as new as the moment of the request.
+    ReadIndex,
+    /// Renew a lease.
+    LeaseKeepAlive {
+        /// The lease.
+        id: i64,
+    },
+    /// How long a lease has left.
+    LeaseTimeToLive {
+        /// The lease.
+        id: i64,
+    },
+    /// All leases.
+    LeaseList,
+    /// The member's own figures.
+    Status,
+    /// A hint to give space back; space is reused without it.
+    Defragment,
+}
+
+/// What the home core answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Response {
+    /// What the command did. Durable, applied and published.
+    Write(Reply),
+    /// A snapshot pinned from now on is fresh enough.
+    ReadIndex,
+    /// The lease runs this long again; 0: there is no such lease.
+    LeaseKeepAlive {
+        /// The renewed time to live.
+        ttl_seconds: i64,
+    },
+    /// A lease's remaining time; −1: there is no such lease.
+    LeaseTimeToLive {
+        /// What is left, in whole seconds.
+        ttl_seconds: i64,
+        /// What was granted.
+        granted_ttl_seconds: i64,
+    },
+    /// The leases, the one that expires first in front.
+    LeaseList(Vec<i64>),
+    /// The member's figures.
+    Status(Status),
+    /// Nothing more to do.
+    Defragment,
+}
+
+/// A request under way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Envelope {
+    /// Names it.
+    pub ticket: Ticket,
+    /// On whose behalf, and for which store.
+    pub context: Context,
+    /// What is asked.
+    pub request: Request,
+}
+
+/// A member's figures, for status calls and headers.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Status {
+    /// The leader's member id; 0: none is known.
+    pub leader: u64,
+    /// The current term.
+    pub raft_term: u64,
+    /// The newest committed index.
+    pub raft_index: u64,
+    /// The newest applied index.
+    pub raft_applied_index: u64,
+    /// Whether this member has no vote.
+    pub is_learner: bool,
+    /// The store's newest revision.
+    pub revision: i64,
+    /// The logical floor; −1 before any compaction.
+    pub compacted_revision: i64,
+    /// Sizes of the index.
+    pub size: IndexSize,
+    /// The quota that `size.in_use_bytes` is held against; 0: off.
+    pub quota_bytes: u64,
+    /// The alarms that are raised, in order of member and kind.
+    pub alarms: Vec<Alarm>,
+    /// Commands proposed and not yet applied.
+    pub pending_commands: u64,
+    /// Leases that exist.
+    pub lease_count: u64,
+}
+
+/// Sizes of an index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct IndexSize {
+    /// The file's size.
+    pub file_bytes: u64,
+    /// What the state takes.
+    pub in_use_bytes: u64,
+    /// What is free to reuse within the file.
+    pub free_bytes: u64,
+}
