@@ -1,1 +1,5 @@
 //! The server: the etcd API, the cores, their files and sockets, and the configuration.
+
+#![deny(unsafe_code)]
+
+pub mod core;
