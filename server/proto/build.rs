@@ -1,0 +1,22 @@
+//! Generates the message types and service traits from the `.proto` files, without needing `protoc`.
+
+use std::path::PathBuf;
+
+use prost::Message;
+
+#[allow(clippy::disallowed_methods, reason = "a build script writes files")]
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("cargo:rerun-if-changed=proto");
+    let files = ["rpc.proto", "lock.proto", "election.proto", "health.proto"];
+    let descriptors = protox::compile(files, ["proto"])?;
+    let out_dir = PathBuf::from(std::env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
+    std::fs::write(out_dir.join("descriptors.bin"), descriptors.encode_to_vec())?;
+    tonic_prost_build::configure()
+        .build_client(false)
+        .build_transport(false)
+        .bytes(".")
+        .codec_path("crate::codec::Codec")
+        .emit_rerun_if_changed(false)
+        .compile_fds(descriptors)?;
+    Ok(())
+}
