@@ -1,1 +1,28 @@
 //! The MVCC index: a copy-on-write B+tree in one mapped file.
+//!
+//! [`Index`] is the one writer of a keyspace; [`Reader`] pins published roots as [`Snapshot`]s on any core. Both show
+//! their state through a [`View`]. The crate is sans-IO: it never blocks on the disk. A walk that meets a page which is
+//! not resident answers [`NeedPage`]; the shell calls [`Reader::load`] where blocking is allowed and asks again.
+//! Changed pages live in memory until a checkpoint: [`Index::start_checkpoint`], then [`Index::poll_io`] and
+//! [`Index::handle_io`] until [`Index::poll_checkpoint_done`] names what became durable.
+//!
+//! The calling order of a batch: [`Index::prefetch`] every key it touches, then [`Index::put`], [`Index::delete`],
+//! [`Index::system_put`] and so on, then one [`Index::publish`].
+
+mod file;
+pub mod hash;
+mod io;
+pub mod limits;
+mod map;
+mod naive;
+mod types;
+
+pub use file::{MappedFile, PageFile};
+pub use io::{
+    CheckpointDone, IndexConfig, IndexFailure, IndexIo, IoFailure, IoId, IoOp, OpenError, OpenFacts, PageError,
+};
+pub use map::{Map, PAGE_SIZE};
+pub use naive::{Counter, Cursor, EventCursor, Index, Reader, Snapshot, SystemCursor, View};
+pub use types::{
+    Applied, Bounds, CompactionProgress, IndexSize, NeedPage, PageId, Paged, PutOutcome, Record, Revision, Version,
+};

@@ -1,0 +1,53 @@
+//! The edge to the file.
+
+use crate::io::IoFailure;
+use crate::map::Map;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+/// The file as the index sees it. The shell gives [`MappedFile`], the simulator one over [`Map::anonymous`].
+pub trait PageFile: Send + Sync {
+    /// The address range through which pages are read. A completed write shows in it.
+    fn map(&self) -> &Map;
+    /// Reads `into.len()` bytes at `offset`; may block. Afterwards the map shows the same bytes (a simulated file
+    /// stores them there).
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), IoFailure>;
+    /// The file's length in bytes.
+    fn len_bytes(&self) -> u64;
+}
+
+/// A real file, mapped.
+#[derive(Debug)]
+pub struct MappedFile {
+    file: File,
+    map: Map,
+}
+
+impl MappedFile {
+    /// Maps an open file over `reserve_bytes` of addresses (a multiple of the page size; see
+    /// [`limits::RESERVE_BYTES`](crate::limits::RESERVE_BYTES)), up to which the index may grow.
+    pub fn new(file: File, reserve_bytes: usize) -> io::Result<MappedFile> {
+        let map = Map::of_file(&file, reserve_bytes)?;
+        Ok(MappedFile { file, map })
+    }
+
+    /// The file, for the shell's writes.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+}
+
+impl PageFile for MappedFile {
+    fn map(&self) -> &Map {
+        &self.map
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), IoFailure> {
+        self.file.read_exact_at(into, offset).map_err(|error| IoFailure::of(&error))
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.file.metadata().map_or(0, |metadata| metadata.len())
+    }
+}
