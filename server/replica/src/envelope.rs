@@ -1,5 +1,7 @@
 //! What crosses cores: requests on their way to a keyspace's home core, and their answers on the way back.
 
+use garboard_storage::IndexSize;
+
 use crate::request::{Alarm, Command, Context, Reply};
 
 /// Names a request, so that its answer finds the connection that waits for it.
@@ -101,15 +103,4 @@ pub struct Status {
     pub pending_commands: u64,
     /// Leases that exist.
     pub lease_count: u64,
-}
-
-/// Sizes of an index.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct IndexSize {
-    /// The file's size.
-    pub file_bytes: u64,
-    /// What the state takes.
-    pub in_use_bytes: u64,
-    /// What is free to reuse within the file.
-    pub free_bytes: u64,
 }

@@ -1,15 +1,8 @@
 //! What a published batch changed, as the watch hubs of every core see it.
 
-use crate::request::KeyValue;
+use garboard_storage::Revision;
 
-/// A position in the history: the main revision of a command and the number of the change within it.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
-pub struct Revision {
-    /// The revision clients see.
-    pub main: i64,
-    /// The change's number within it, from 0.
-    pub sub: i64,
-}
+use crate::request::KeyValue;
 
 /// One change of one key.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,9 +6,12 @@
 
 #![forbid(unsafe_code)]
 
+pub mod codec;
 pub mod envelope;
 pub mod error;
 pub mod events;
+pub mod limits;
 pub mod request;
+pub mod validate;
 
 pub use error::Error;

@@ -1,0 +1,82 @@
+//! Bounds of a replica. Everything that can grow has one, with a stated behaviour when it is reached.
+
+use core::time::Duration;
+
+/// A Raft entry is closed once its encoded commands reach this size. A single command may exceed it: it then has the
+/// entry to itself.
+pub const ENTRY_BYTES_MAX: usize = 256 * 1024;
+
+/// A Raft entry is closed once it holds this many commands.
+pub const ENTRY_COMMANDS_MAX: usize = 1_024;
+
+/// Commands committed and not yet applied beyond which new writes are answered [`crate::Error::TooManyRequests`].
+pub const UNAPPLIED_COMMANDS_MAX: u64 = 5_000;
+
+/// Commands proposed and not yet applied beyond which new writes are answered [`crate::Error::TooManyRequests`].
+pub const PENDING_COMMANDS_MAX: u64 = 65_536;
+
+/// Encoded bytes proposed and not yet applied beyond which new writes are answered
+/// [`crate::Error::TooManyRequests`]. It also bounds the memory cache of log entries above the applied index.
+pub const PENDING_BYTES_MAX: u64 = 128 * 1024 * 1024;
+
+/// Reads that wait for a read index beyond which new ones are answered [`crate::Error::TooManyRequests`].
+pub const WAITING_READS_MAX: usize = 65_536;
+
+/// A read that waited this long for a read index is answered [`crate::Error::Timeout`].
+pub const READ_WAIT_MAX: Duration = Duration::from_secs(7);
+
+/// A read index that was asked for and not confirmed is asked for anew after this long.
+pub const READ_INDEX_RETRY: Duration = Duration::from_millis(500);
+
+/// Commands applied before the state is published and answers leave, rounded up to whole entries.
+pub const APPLY_BATCH_COMMANDS: usize = 1_024;
+
+/// Prepared log space below which writes that grow the store are refused, so that deletes and compaction find room.
+pub const LOG_RESERVE_BYTES: u64 = 4 * 1024 * 1024;
+
+/// Revisions examined by one step of physical compaction.
+pub const COMPACTION_STEP_RECORDS: usize = 128;
+
+/// Pause between two steps of physical compaction.
+pub const COMPACTION_PAUSE: Duration = Duration::from_millis(1);
+
+/// The longest time to live of a lease, in seconds.
+pub const LEASE_TTL_MAX_SECONDS: i64 = 9_000_000_000;
+
+/// Leases whose expiry is proposed in one entry.
+pub const REVOKE_BATCH_MAX: usize = 100;
+
+/// Time between two such entries: together with [`REVOKE_BATCH_MAX`] at most 1,000 expiries a second.
+pub const REVOKE_INTERVAL: Duration = Duration::from_millis(100);
+
+/// When the revocation of an expired lease failed, it is proposed again after this long.
+pub const REVOKE_RETRY: Duration = Duration::from_secs(3);
+
+/// Keep-alives that wait for expired leases to be revoked, beyond which new ones are answered
+/// [`crate::Error::TooManyRequests`].
+pub const WAITING_KEEPALIVES_MAX: usize = 65_536;
+
+/// Length of a Raft tick.
+pub const TICK: Duration = Duration::from_millis(10);
+
+/// Revisions between the records of the automatic compaction's window: the window is divided by this.
+pub const AUTO_COMPACTION_DIVISOR: u32 = 10;
+
+/// How often automatic compaction by revision looks.
+pub const AUTO_COMPACTION_REVISION_INTERVAL: Duration = Duration::from_secs(5 * 60);
+
+/// Fixed cost of a key-value pair against the quota, beside its key and value.
+pub const QUOTA_COST_PAIR: u64 = 256;
+
+/// Cost of a lease against the quota.
+pub const QUOTA_COST_LEASE: u64 = 64;
+
+/// The quota when none is given.
+pub const QUOTA_DEFAULT_BYTES: u64 = 2 * 1024 * 1024 * 1024;
+
+/// Depth of nested transactions the entry decoder follows; validation allows no more than one per operation.
+pub const TXN_DEPTH_MAX: usize = 160;
+
+const _: () = assert!(REVOKE_BATCH_MAX as u128 * 1_000 / REVOKE_INTERVAL.as_millis() <= 1_000);
+const _: () = assert!(UNAPPLIED_COMMANDS_MAX <= PENDING_COMMANDS_MAX);
+const _: () = assert!(ENTRY_BYTES_MAX as u64 <= PENDING_BYTES_MAX);
