@@ -11,6 +11,7 @@ pub mod envelope;
 pub mod error;
 pub mod events;
 pub mod limits;
+pub mod read;
 pub mod request;
 pub mod validate;
 

@@ -1,0 +1,18 @@
+//! Reads of a keyspace, evaluated over a view of the index on any core.
+//!
+//! A read needs no lock and no copy of the index: it walks a published root. Short reads ([`range::evaluate`],
+//! [`txn::evaluate`]) run whole, and simply start anew after a page had to be loaded. Long ones ([`scan::RangeScan`],
+//! [`stream::RangeStream`]) hold no root between their steps: they remember a revision and the next key and go on at
+//! the newest root, so that one slow client never keeps old pages from being reused.
+
+pub mod compare;
+mod fault;
+#[cfg(test)]
+pub(crate) mod fixture;
+#[allow(dead_code)]
+mod keys;
+pub mod limits;
+pub mod range;
+#[cfg(test)]
+mod tests;
+pub mod txn;
