@@ -366,8 +366,8 @@ impl Index {
     pub fn compaction_step(&mut self, budget: usize) -> Paged<CompactionProgress> {
         let target = self.state.compacted;
         let from = Revision { main: self.state.scanned_to, sub: 0 };
-        let to = Revision { main: target, sub: i64::MAX };
-        let whole_mains = self.state.revisions.range(from..=to).take(budget.max(1)).map(|(revision, _)| revision.main);
+        let below = self.state.revisions.range(from..).take_while(|(revision, _)| revision.main <= target);
+        let whole_mains = below.take(budget.max(1)).map(|(revision, _)| revision.main);
         let Some(last) = whole_mains.last() else {
             self.state.finished = target;
             self.state.scanned_to = target.max(0);
