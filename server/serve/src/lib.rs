@@ -3,3 +3,6 @@
 #![deny(unsafe_code)]
 
 pub mod core;
+pub mod logging;
+#[expect(clippy::disallowed_methods, reason = "the shell is the edge")]
+pub mod shell;

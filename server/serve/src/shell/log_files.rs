@@ -1,0 +1,206 @@
+//! The log's files: carries out the log's effects with O_DIRECT and io_uring, or buffered where that is refused.
+//!
+//! Every write is synchronous (O_DSYNC): its completion means that the bytes are durable. A segment is preallocated and
+//! zero-filled before it is first used, so a write changes no metadata.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use glommio::GlommioError;
+use glommio::io::{BufferedFile, DmaBuffer, DmaFile};
+
+use super::data_dir::segment_path;
+use super::files;
+
+/// Zeros written at once while a segment is prepared.
+const FILL_CHUNK_BYTES: usize = 1 << 20;
+
+/// An open segment.
+enum SegmentFile {
+    Direct(DmaFile),
+    Buffered(BufferedFile),
+}
+
+/// A buffer for one write, of the kind its file takes.
+pub enum WriteBuffer {
+    /// Aligned memory the device reads directly.
+    Direct(DmaBuffer),
+    /// Memory the kernel copies.
+    Buffered(Vec<u8>),
+}
+
+impl WriteBuffer {
+    /// The bytes to fill.
+    pub fn bytes(&mut self) -> &mut [u8] {
+        match self {
+            WriteBuffer::Direct(buffer) => buffer.as_bytes_mut(),
+            WriteBuffer::Buffered(bytes) => bytes,
+        }
+    }
+}
+
+/// The open files of a log.
+#[derive(Clone)]
+pub struct LogFiles(Rc<Inner>);
+
+struct Inner {
+    folder: PathBuf,
+    /// Whether the file system refused O_DIRECT.
+    buffered: Cell<bool>,
+    open: RefCell<HashMap<(u16, u64), Rc<SegmentFile>>>,
+}
+
+impl LogFiles {
+    /// The files below a log's folder.
+    pub fn new(folder: PathBuf) -> LogFiles {
+        LogFiles(Rc::new(Inner { folder, buffered: Cell::new(false), open: RefCell::new(HashMap::new()) }))
+    }
+
+    /// Where a segment lies.
+    pub fn path(&self, shard: u16, segment: u64) -> PathBuf {
+        segment_path(&self.0.folder, shard, segment)
+    }
+
+    /// Creates a segment, allocates and zero-fills it, makes it and its name durable, and opens it.
+    ///
+    /// # Errors
+    /// What the file system answers; `StorageFull` when it has no room, in which case nothing is left behind.
+    pub async fn prepare(&self, shard: u16, segment: u64, size_bytes: u64) -> io::Result<()> {
+        let path = self.path(shard, segment);
+        let work = move || create_segment(&path, size_bytes);
+        glommio::executor().spawn_blocking(work).await?;
+        self.open(shard, segment).await
+    }
+
+    /// Opens a segment that exists.
+    ///
+    /// # Errors
+    /// What the file system answers.
+    pub async fn open(&self, shard: u16, segment: u64) -> io::Result<()> {
+        let path = self.path(shard, segment);
+        let file = match self.open_direct(&path).await? {
+            Some(file) => SegmentFile::Direct(file),
+            None => {
+                let file = dsync_options().buffered_open(&path).await.map_err(into_io)?;
+                SegmentFile::Buffered(file)
+            }
+        };
+        self.0.open.borrow_mut().insert((shard, segment), Rc::new(file));
+        Ok(())
+    }
+
+    /// The file without the page cache, or `None` where the file system has no such mode.
+    async fn open_direct(&self, path: &Path) -> io::Result<Option<DmaFile>> {
+        if self.0.buffered.get() {
+            return Ok(None);
+        }
+        match dsync_options().dma_open(path).await.map_err(into_io) {
+            Ok(file) => Ok(Some(file)),
+            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::INVAL.raw_os_error()) => {
+                self.0.buffered.set(true);
+                tracing::warn!(
+                    "the file system of {} refuses O_DIRECT; the log goes through the page cache, each write still \
+                     synchronous (O_DSYNC)",
+                    path.display()
+                );
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// A buffer for a write of `len` bytes to a segment.
+    pub fn buffer(&self, shard: u16, segment: u64, len: usize) -> WriteBuffer {
+        match self.file(shard, segment).as_deref() {
+            Some(SegmentFile::Direct(file)) => WriteBuffer::Direct(file.alloc_dma_buffer(len)),
+            _ => WriteBuffer::Buffered(vec![0; len]),
+        }
+    }
+
+    /// Writes a whole buffer, durably.
+    ///
+    /// # Errors
+    /// What the device answers; `WriteZero` for a short write. The caller must not write again: the first failure ends
+    /// the process.
+    pub async fn write(&self, shard: u16, segment: u64, offset: u64, buffer: WriteBuffer) -> io::Result<()> {
+        let file = self.file(shard, segment).ok_or(io::ErrorKind::NotFound)?;
+        let (written, len) = match (&*file, buffer) {
+            (SegmentFile::Direct(file), WriteBuffer::Direct(buffer)) => {
+                let len = buffer.len();
+                (file.write_at(buffer, offset).await.map_err(into_io)?, len)
+            }
+            (SegmentFile::Buffered(file), WriteBuffer::Buffered(bytes)) => {
+                let len = bytes.len();
+                (file.write_at(bytes, offset).await.map_err(into_io)?, len)
+            }
+            _ => return Err(io::Error::new(io::ErrorKind::InvalidInput, "a buffer of the other kind")),
+        };
+        if written == len { Ok(()) } else { Err(io::Error::new(io::ErrorKind::WriteZero, "short write")) }
+    }
+
+    /// Removes a segment.
+    ///
+    /// # Errors
+    /// What the file system answers.
+    pub async fn remove(&self, shard: u16, segment: u64) -> io::Result<()> {
+        self.0.open.borrow_mut().remove(&(shard, segment));
+        let path = self.path(shard, segment);
+        let work = move || {
+            fs::remove_file(&path)?;
+            files::sync_folder(path.parent().unwrap_or(Path::new(".")))
+        };
+        glommio::executor().spawn_blocking(work).await
+    }
+
+    fn file(&self, shard: u16, segment: u64) -> Option<Rc<SegmentFile>> {
+        self.0.open.borrow().get(&(shard, segment)).cloned()
+    }
+}
+
+fn dsync_options() -> glommio::io::OpenOptions {
+    let mut options = glommio::io::OpenOptions::new();
+    let dsync = i32::try_from(rustix::fs::OFlags::DSYNC.bits()).expect("flags fit the C type");
+    options.read(true).write(true).custom_flags(dsync);
+    options
+}
+
+fn into_io<T>(error: GlommioError<T>) -> io::Error {
+    match error {
+        GlommioError::IoError(error) => error,
+        GlommioError::EnhancedIoError { source, .. } => source,
+        _ => io::Error::other("the executor refused the operation"),
+    }
+}
+
+fn create_segment(path: &Path, size_bytes: u64) -> io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    files::create_folder(folder)?;
+    let outcome = fill_segment(path, size_bytes).and_then(|()| files::sync_folder(folder));
+    if outcome.is_err() {
+        let _ = fs::remove_file(path);
+    }
+    outcome
+}
+
+fn fill_segment(path: &Path, size_bytes: u64) -> io::Result<()> {
+    let file = OpenOptions::new().write(true).create(true).truncate(true).mode(files::FILE_MODE).open(path)?;
+    match rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, size_bytes) {
+        Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let zeros = vec![0; FILL_CHUNK_BYTES];
+    let mut offset = 0;
+    while offset < size_bytes {
+        let len = usize::try_from(size_bytes - offset).map_or(FILL_CHUNK_BYTES, |left| left.min(FILL_CHUNK_BYTES));
+        file.write_all_at(&zeros[..len], offset)?;
+        // Each chunk goes to the device before the next is written, so that commits never queue behind a long flush.
+        file.sync_data()?;
+        offset += len as u64;
+    }
+    file.sync_all()
+}
