@@ -1,0 +1,85 @@
+//! A lean gRPC client: one HTTP/2 connection, no balancing, no queue between a request and its connection.
+
+use crate::endpoint::Endpoint;
+use crate::error::BenchError;
+use crate::limits;
+use crate::proto::kv_client::KvClient;
+use crate::proto::watch_client::WatchClient;
+use http::uri::{Authority, Scheme, Uri};
+use hyper::body::Incoming;
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use tonic::body::Body;
+
+/// One HTTP/2 connection, shared by all clones.
+#[derive(Clone, Debug)]
+pub struct Connection {
+    sender: http2::SendRequest<Body>,
+    origin: Uri,
+}
+
+impl Connection {
+    /// Connects and agrees on HTTP/2. The connection lives on the calling task's executor until its last clone is
+    /// dropped.
+    pub async fn open(endpoint: &Endpoint) -> Result<Self, BenchError> {
+        let failed = |source| BenchError::Connect { endpoint: endpoint.to_string(), source };
+        let attempt = tokio::net::TcpStream::connect((endpoint.host.as_str(), endpoint.port));
+        let stream = tokio::time::timeout(limits::CONNECT_TIMEOUT, attempt)
+            .await
+            .map_err(|_| failed(std::io::ErrorKind::TimedOut.into()))?
+            .map_err(failed)?;
+        stream.set_nodelay(true).map_err(failed)?;
+        let protocol = |reason: String| BenchError::Protocol { endpoint: endpoint.to_string(), reason };
+        let (sender, driver) = http2::Builder::new(TokioExecutor::new())
+            .initial_stream_window_size(limits::HTTP2_WINDOW_BYTES)
+            .initial_connection_window_size(limits::HTTP2_WINDOW_BYTES)
+            .handshake(TokioIo::new(stream))
+            .await
+            .map_err(|error| protocol(error.to_string()))?;
+        // A broken connection shows in the requests that were on it, so the driver's own error says nothing new.
+        tokio::spawn(async move { drop(driver.await) });
+        let authority: Authority = endpoint
+            .to_string()
+            .parse()
+            .map_err(|_| BenchError::Argument(format!("{endpoint} is not a host and port that a URL can hold")))?;
+        let mut parts = http::uri::Parts::default();
+        parts.scheme = Some(Scheme::HTTP);
+        parts.authority = Some(authority);
+        parts.path_and_query = Some(http::uri::PathAndQuery::from_static("/"));
+        let origin = Uri::from_parts(parts).expect("a scheme, an authority and a path make a URL");
+        Ok(Self { sender, origin })
+    }
+
+    /// Whether the connection is gone, so that no request on it can succeed.
+    pub fn is_closed(&self) -> bool {
+        self.sender.is_closed()
+    }
+
+    /// A client of the KV service on this connection.
+    pub fn kv(&self) -> KvClient<Self> {
+        KvClient::with_origin(self.clone(), self.origin.clone()).max_decoding_message_size(limits::RESPONSE_BYTES_MAX)
+    }
+
+    /// A client of the Watch service on this connection.
+    pub fn watch(&self) -> WatchClient<Self> {
+        WatchClient::with_origin(self.clone(), self.origin.clone())
+            .max_decoding_message_size(limits::RESPONSE_BYTES_MAX)
+    }
+}
+
+impl tower::Service<http::Request<Body>> for Connection {
+    type Response = http::Response<Incoming>;
+    type Error = hyper::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.sender.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        Box::pin(self.sender.send_request(request))
+    }
+}

@@ -1,0 +1,41 @@
+//! Every bound of the load generator.
+
+use std::time::Duration;
+
+/// Most clients in one run.
+pub const CLIENTS_MAX: u32 = 20_000;
+/// Most connections to one endpoint.
+pub const CONNECTIONS_MAX: u32 = 4_096;
+/// Most generator threads.
+pub const THREADS_MAX: u32 = 64;
+/// Most rounds in one run.
+pub const ROUNDS_MAX: u32 = 1_000;
+/// Most keys in the key space: what the key's decimal digits can tell apart.
+pub const KEY_SPACE_MAX: u64 = 10_000_000_000;
+/// Decimal digits in a key behind its prefix.
+pub const KEY_DIGITS: usize = 10;
+/// Largest value, the largest that Garboard's index takes.
+pub const VALUE_BYTES_MAX: u32 = 32 * 1024 * 1024;
+/// Smallest value of the watch workload, which carries the round's number and the intended start in it.
+pub const WATCH_VALUE_BYTES_MIN: u32 = 16;
+/// Longest key prefix.
+pub const KEY_PREFIX_BYTES_MAX: usize = 256;
+/// How long a connection attempt may take.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Between the moment at which all threads are ready and the first intended start of an open-loop run.
+pub const OPEN_LOOP_LEAD: Duration = Duration::from_millis(2);
+/// Between two lines of progress.
+pub const PROGRESS_INTERVAL: Duration = Duration::from_secs(2);
+/// Largest latency that the histograms hold; a longer one counts as this.
+pub const LATENCY_MAX: Duration = Duration::from_secs(3600);
+/// Number of places in the random bytes at which a value may begin.
+pub const VALUE_POOL_BYTES: usize = 1024 * 1024;
+/// Puts in flight while the key space is filled.
+pub const FILL_CLIENTS: u32 = 128;
+/// Largest message that a response may be.
+pub const RESPONSE_BYTES_MAX: usize = 512 * 1024 * 1024;
+/// HTTP/2 receive window of a stream and of a connection: wide, so that flow control is not what is measured.
+pub const HTTP2_WINDOW_BYTES: u32 = 8 * 1024 * 1024;
+
+const _: () = assert!(10u64.pow(KEY_DIGITS as u32) >= KEY_SPACE_MAX);
+const _: () = assert!(WATCH_VALUE_BYTES_MIN as usize == 2 * size_of::<u64>());

@@ -1,0 +1,242 @@
+//! What each operation is: its key, its value, and whether the answer is the one it must be.
+
+use crate::args::{Operation, Plan};
+use crate::client::Connection;
+use crate::limits;
+use crate::proto::kv_client::KvClient;
+use crate::proto::{PutRequest, RangeRequest};
+use bytes::{BufMut, Bytes, BytesMut};
+
+/// A run's operations. Each is a function of the seed, the round and its number, so both endpoints of a comparison
+/// get the same ones whatever the order in which the clients take them.
+#[derive(Clone, Debug)]
+pub struct Workload {
+    operation: Operation,
+    prefix: Bytes,
+    prefix_end: Bytes,
+    key_space: u64,
+    value_size: usize,
+    /// Random bytes, one value longer than the number of places where a value may begin.
+    value_pool: Bytes,
+    seed: u64,
+    /// Whether operation `i` takes key `i`, so that `key_space` operations touch every key once.
+    sequential: bool,
+}
+
+/// Why an operation did not succeed.
+#[derive(Debug, thiserror::Error)]
+pub enum OperationError {
+    /// The call failed.
+    #[error("{:?}: {}", .0.code(), .0.message())]
+    Status(#[from] Box<tonic::Status>),
+    /// The answer is not the one that it must be.
+    #[error("wrong answer: {0}")]
+    WrongAnswer(String),
+}
+
+/// What tells the watchers of one round from those of another, and when a put should have started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp {
+    /// The round's own number.
+    pub nonce: u64,
+    /// The intended start, counted from the round's start.
+    pub intended_ns: u64,
+}
+
+impl Stamp {
+    /// Reads the stamp at the beginning of a value. None if the value is too short to have one.
+    pub fn of_value(value: &[u8]) -> Option<Self> {
+        let (nonce, rest) = value.split_first_chunk::<8>()?;
+        let (intended_ns, _) = rest.split_first_chunk::<8>()?;
+        Some(Self { nonce: u64::from_le_bytes(*nonce), intended_ns: u64::from_le_bytes(*intended_ns) })
+    }
+}
+
+impl Workload {
+    /// The operations of a plan.
+    pub fn new(plan: &Plan) -> Self {
+        let prefix = Bytes::from(plan.key_prefix.clone());
+        let mut end = plan.key_prefix.clone().into_bytes();
+        // The prefix is text, and no byte of UTF-8 is the largest one.
+        *end.last_mut().expect("the plan refuses an empty prefix") += 1;
+        let value_size = usize::try_from(plan.value_size).expect("a value's size fits the address space");
+        let mut pool = BytesMut::with_capacity(limits::VALUE_POOL_BYTES + value_size + 8);
+        let mut counter = 0;
+        while pool.len() < limits::VALUE_POOL_BYTES + value_size {
+            pool.put_u64_le(mix(plan.seed ^ mix(counter)));
+            counter += 1;
+        }
+        Self {
+            operation: plan.operation,
+            prefix,
+            prefix_end: Bytes::from(end),
+            key_space: plan.key_space,
+            value_size,
+            value_pool: pool.freeze(),
+            seed: plan.seed,
+            sequential: false,
+        }
+    }
+
+    /// The puts that fill the key space: `key_space` operations, one for each key.
+    pub fn fill(&self) -> Self {
+        Self { operation: Operation::Put, sequential: true, ..self.clone() }
+    }
+
+    /// What one operation is.
+    pub fn operation(&self) -> Operation {
+        self.operation
+    }
+
+    /// The first key of the load's own range and the one behind its last.
+    pub fn bounds(&self) -> (Bytes, Bytes) {
+        (self.prefix.clone(), self.prefix_end.clone())
+    }
+
+    /// The key with a number.
+    fn key(&self, number: u64) -> Bytes {
+        debug_assert!(number < self.key_space);
+        let mut key = BytesMut::with_capacity(self.prefix.len() + limits::KEY_DIGITS);
+        key.put_slice(&self.prefix);
+        let mut digits = [b'0'; limits::KEY_DIGITS];
+        let mut rest = number;
+        for digit in digits.iter_mut().rev() {
+            *digit = b'0' + u8::try_from(rest % 10).expect("a remainder by ten is a digit");
+            rest /= 10;
+        }
+        key.put_slice(&digits);
+        key.freeze()
+    }
+
+    fn value(&self, random: u64, stamp: Option<Stamp>) -> Bytes {
+        let places = limits::VALUE_POOL_BYTES as u64;
+        let begin = usize::try_from(random % places).expect("a place in the pool fits the address space");
+        let random_bytes = self.value_pool.slice(begin..begin + self.value_size);
+        let Some(stamp) = stamp else { return random_bytes };
+        let mut value = BytesMut::from(random_bytes.as_ref());
+        value[..8].copy_from_slice(&stamp.nonce.to_le_bytes());
+        value[8..16].copy_from_slice(&stamp.intended_ns.to_le_bytes());
+        value.freeze()
+    }
+
+    /// Does operation `index` of round `round` and checks the answer.
+    pub async fn perform(
+        &self,
+        client: &mut KvClient<Connection>,
+        round: u64,
+        index: u64,
+        stamp: Stamp,
+    ) -> Result<(), OperationError> {
+        let random = mix(self.seed ^ mix(index ^ mix(round)));
+        let number = if self.sequential { index % self.key_space } else { random % self.key_space };
+        match self.operation {
+            Operation::Put => self.put(client, number, self.value(mix(random), None)).await,
+            Operation::Watch { .. } => self.put(client, number, self.value(mix(random), Some(stamp))).await,
+            Operation::Range { limit, serializable } => self.range(client, number, limit, serializable).await,
+            Operation::Count { serializable } => {
+                let count = self.count(client, serializable).await?;
+                if count < self.key_space {
+                    return Err(wrong(format!("{count} keys counted of {}", self.key_space)));
+                }
+                Ok(())
+            }
+        }
+    }
+
+    async fn put(&self, client: &mut KvClient<Connection>, number: u64, value: Bytes) -> Result<(), OperationError> {
+        let request = PutRequest { key: self.key(number), value, lease: 0 };
+        client.put(request).await.map_err(Box::new)?;
+        Ok(())
+    }
+
+    async fn range(
+        &self,
+        client: &mut KvClient<Connection>,
+        number: u64,
+        limit: u32,
+        serializable: bool,
+    ) -> Result<(), OperationError> {
+        let range_end = if limit == 1 { Bytes::new() } else { self.prefix_end.clone() };
+        let key = self.key(number);
+        let request = RangeRequest { key, range_end, limit: limit.into(), serializable, ..RangeRequest::default() };
+        let response = client.range(request).await.map_err(Box::new)?.into_inner();
+        let expected = u64::from(limit).min(self.key_space - number);
+        if (response.kvs.len() as u64) < expected {
+            return Err(wrong(format!("{} keys in the range, not {expected}", response.kvs.len())));
+        }
+        Ok(())
+    }
+
+    /// How many keys the load's own range has.
+    pub async fn count(&self, client: &mut KvClient<Connection>, serializable: bool) -> Result<u64, OperationError> {
+        let (key, range_end) = self.bounds();
+        let request = RangeRequest { key, range_end, count_only: true, serializable, ..RangeRequest::default() };
+        let count = client.range(request).await.map_err(Box::new)?.into_inner().count;
+        u64::try_from(count).map_err(|_| wrong(format!("a count of {count}")))
+    }
+}
+
+fn wrong(what: String) -> OperationError {
+    OperationError::WrongAnswer(what)
+}
+
+/// SplitMix64's finalizer after one step of its counter: a fixed map from a number to one that looks random.
+pub fn mix(number: u64) -> u64 {
+    let mut z = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::Target;
+    use std::time::Duration;
+
+    fn workload(value_size: u32) -> Workload {
+        Workload::new(&Plan {
+            operation: Operation::Put,
+            targets: vec![Target { endpoints: vec![], pids: vec![] }],
+            clients: 1,
+            connections: 1,
+            threads: 1,
+            total: 1,
+            warmup: 0,
+            rate: None,
+            value_size,
+            key_space: 1_000,
+            key_prefix: "bench/".into(),
+            rounds: 1,
+            seed: 7,
+            stall: Duration::from_secs(1),
+            json: false,
+        })
+    }
+
+    #[test]
+    fn keys_are_ordered_as_their_numbers_and_lie_within_the_bounds() {
+        let workload = workload(10);
+        let (first, end) = workload.bounds();
+        assert_eq!(workload.key(42), "bench/0000000042");
+        assert!(workload.key(9) < workload.key(10));
+        assert!(first < workload.key(0) && workload.key(999) < end);
+        assert_eq!(end, "bench0");
+    }
+
+    #[test]
+    fn values_have_the_size_and_a_stamp_comes_back_out_of_one() {
+        let workload = workload(100);
+        let stamp = Stamp { nonce: 3, intended_ns: 9_000_000_000 };
+        assert_eq!(workload.value(u64::MAX, None).len(), 100);
+        let value = workload.value(5, Some(stamp));
+        assert_eq!((value.len(), Stamp::of_value(&value)), (100, Some(stamp)));
+        assert_eq!(Stamp::of_value(&value[..15]), None);
+    }
+
+    #[test]
+    fn values_differ_from_one_operation_to_the_next() {
+        let workload = workload(32);
+        assert_ne!(workload.value(mix(1), None), workload.value(mix(2), None));
+    }
+}
