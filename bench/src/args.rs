@@ -93,7 +93,8 @@ pub struct RangeArgs {
     /// The common options.
     #[command(flatten)]
     pub load: LoadArgs,
-    /// Keys in each answer, at most; 1 reads one key by its name.
+    /// Keys in each answer, at most: 1 reads one key by its name, more ask as a paging client does, with the end of the
+    /// key space as the end of the range (so the answer tells the exact count of what follows).
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub limit: u32,
     /// Let the member answer from what it has, without asking the others (the default is a linearizable read).

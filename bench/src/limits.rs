@@ -25,7 +25,9 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Between the moment at which all threads are ready and the first intended start of an open-loop run.
 pub const OPEN_LOOP_LEAD: Duration = Duration::from_millis(2);
 /// Between two lines of progress.
-pub const PROGRESS_INTERVAL: Duration = Duration::from_secs(2);
+pub const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
+/// Between two looks of a thread at what its clients have finished; well below the shortest patience, a second.
+pub const ACTIVITY_INTERVAL: Duration = Duration::from_millis(200);
 /// Largest latency that the histograms hold; a longer one counts as this.
 pub const LATENCY_MAX: Duration = Duration::from_secs(3600);
 /// Number of places in the random bytes at which a value may begin.

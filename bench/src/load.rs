@@ -273,7 +273,7 @@ async fn generate(
         tasks.spawn(pace(line.clone(), schedule, clients));
     }
     let mut reported = (0, 0);
-    let mut refresh = tokio::time::interval(limits::PROGRESS_INTERVAL / 4);
+    let mut refresh = tokio::time::interval(limits::ACTIVITY_INTERVAL);
     while !tasks.is_empty() {
         tokio::select! {
             Some(result) = tasks.join_next() => result.expect("no task of the load panics")?,

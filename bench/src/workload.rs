@@ -13,7 +13,8 @@ use bytes::{BufMut, Bytes, BytesMut};
 pub struct Workload {
     operation: Operation,
     prefix: Bytes,
-    prefix_end: Bytes,
+    /// Behind the last key of the key space. What the prefix has beyond it, from an earlier load, does not count.
+    end: Bytes,
     key_space: u64,
     value_size: usize,
     /// Random bytes, one value longer than the number of places where a value may begin.
@@ -56,9 +57,9 @@ impl Workload {
     /// The operations of a plan.
     pub fn new(plan: &Plan) -> Self {
         let prefix = Bytes::from(plan.key_prefix.clone());
-        let mut end = plan.key_prefix.clone().into_bytes();
-        // The prefix is text, and no byte of UTF-8 is the largest one.
-        *end.last_mut().expect("the plan refuses an empty prefix") += 1;
+        // A byte of nought behind the last key makes the first key that is larger.
+        let mut end = BytesMut::from(key(&prefix, plan.key_space - 1).as_ref());
+        end.put_u8(0);
         let value_size = usize::try_from(plan.value_size).expect("a value's size fits the address space");
         let mut pool = BytesMut::with_capacity(limits::VALUE_POOL_BYTES + value_size + 8);
         let mut counter = 0;
@@ -69,7 +70,7 @@ impl Workload {
         Self {
             operation: plan.operation,
             prefix,
-            prefix_end: Bytes::from(end),
+            end: end.freeze(),
             key_space: plan.key_space,
             value_size,
             value_pool: pool.freeze(),
@@ -88,24 +89,9 @@ impl Workload {
         self.operation
     }
 
-    /// The first key of the load's own range and the one behind its last.
+    /// Where the key space begins, and the end behind its last key.
     pub fn bounds(&self) -> (Bytes, Bytes) {
-        (self.prefix.clone(), self.prefix_end.clone())
-    }
-
-    /// The key with a number.
-    fn key(&self, number: u64) -> Bytes {
-        debug_assert!(number < self.key_space);
-        let mut key = BytesMut::with_capacity(self.prefix.len() + limits::KEY_DIGITS);
-        key.put_slice(&self.prefix);
-        let mut digits = [b'0'; limits::KEY_DIGITS];
-        let mut rest = number;
-        for digit in digits.iter_mut().rev() {
-            *digit = b'0' + u8::try_from(rest % 10).expect("a remainder by ten is a digit");
-            rest /= 10;
-        }
-        key.put_slice(&digits);
-        key.freeze()
+        (self.prefix.clone(), self.end.clone())
     }
 
     fn value(&self, random: u64, stamp: Option<Stamp>) -> Bytes {
@@ -135,7 +121,7 @@ impl Workload {
             Operation::Range { limit, serializable } => self.range(client, number, limit, serializable).await,
             Operation::Count { serializable } => {
                 let count = self.count(client, serializable).await?;
-                if count < self.key_space {
+                if count != self.key_space {
                     return Err(wrong(format!("{count} keys counted of {}", self.key_space)));
                 }
                 Ok(())
@@ -144,7 +130,7 @@ impl Workload {
     }
 
     async fn put(&self, client: &mut KvClient<Connection>, number: u64, value: Bytes) -> Result<(), OperationError> {
-        let request = PutRequest { key: self.key(number), value, lease: 0 };
+        let request = PutRequest { key: key(&self.prefix, number), value, lease: 0 };
         client.put(request).await.map_err(Box::new)?;
         Ok(())
     }
@@ -156,24 +142,39 @@ impl Workload {
         limit: u32,
         serializable: bool,
     ) -> Result<(), OperationError> {
-        let range_end = if limit == 1 { Bytes::new() } else { self.prefix_end.clone() };
-        let key = self.key(number);
+        let range_end = if limit == 1 { Bytes::new() } else { self.end.clone() };
+        let key = key(&self.prefix, number);
         let request = RangeRequest { key, range_end, limit: limit.into(), serializable, ..RangeRequest::default() };
         let response = client.range(request).await.map_err(Box::new)?.into_inner();
         let expected = u64::from(limit).min(self.key_space - number);
-        if (response.kvs.len() as u64) < expected {
+        if response.kvs.len() as u64 != expected {
             return Err(wrong(format!("{} keys in the range, not {expected}", response.kvs.len())));
         }
         Ok(())
     }
 
-    /// How many keys the load's own range has.
+    /// How many keys of the key space are there.
     pub async fn count(&self, client: &mut KvClient<Connection>, serializable: bool) -> Result<u64, OperationError> {
         let (key, range_end) = self.bounds();
         let request = RangeRequest { key, range_end, count_only: true, serializable, ..RangeRequest::default() };
         let count = client.range(request).await.map_err(Box::new)?.into_inner().count;
         u64::try_from(count).map_err(|_| wrong(format!("a count of {count}")))
     }
+}
+
+/// The key with a number.
+fn key(prefix: &[u8], number: u64) -> Bytes {
+    assert!(number < limits::KEY_SPACE_MAX, "the number has more digits than a key");
+    let mut key = BytesMut::with_capacity(prefix.len() + limits::KEY_DIGITS);
+    key.put_slice(prefix);
+    let mut digits = [b'0'; limits::KEY_DIGITS];
+    let mut rest = number;
+    for digit in digits.iter_mut().rev() {
+        *digit = b'0' + u8::try_from(rest % 10).expect("a remainder by ten is a digit");
+        rest /= 10;
+    }
+    key.put_slice(&digits);
+    key.freeze()
 }
 
 fn wrong(what: String) -> OperationError {
@@ -218,10 +219,9 @@ mod tests {
     fn keys_are_ordered_as_their_numbers_and_lie_within_the_bounds() {
         let workload = workload(10);
         let (first, end) = workload.bounds();
-        assert_eq!(workload.key(42), "bench/0000000042");
-        assert!(workload.key(9) < workload.key(10));
-        assert!(first < workload.key(0) && workload.key(999) < end);
-        assert_eq!(end, "bench0");
+        assert_eq!(key(b"bench/", 42), "bench/0000000042");
+        assert!(key(b"bench/", 9) < key(b"bench/", 10));
+        assert!(first < key(&first, 0) && key(&first, 999) < end && end < key(&first, 1_000));
     }
 
     #[test]
