@@ -2,6 +2,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod config;
 pub mod core;
 pub mod logging;
 #[expect(clippy::disallowed_methods, reason = "the shell is the edge")]
