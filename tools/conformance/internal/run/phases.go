@@ -1,0 +1,225 @@
+package run
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"garboard/tools/conformance/internal/gen"
+	"garboard/tools/conformance/internal/ops"
+	"garboard/tools/conformance/internal/rows"
+	"garboard/tools/conformance/internal/watch"
+)
+
+const (
+	// progressInterval is how often the timed pair announces progress.
+	progressInterval = 300 * time.Millisecond
+	// quotaBytes is the timed pair's quota: a few large puts reach it.
+	quotaBytes = 24 << 20
+	// quotaPuts is how many puts of quotaValue must be enough.
+	quotaPuts  = 40
+	quotaValue = 1 << 20
+)
+
+// Learner adds a learner that never starts, and removes it: the rules around it need no second server.
+func (r *Runner) Learner(ctx context.Context) error {
+	learner := []string{"http://127.0.0.1:1"}
+	steps := []ops.Op{
+		clusterCall("MemberAdd", &pb.MemberAddRequest{PeerURLs: learner, IsLearner: true}),
+		clusterCall("MemberAdd", &pb.MemberAddRequest{PeerURLs: learner, IsLearner: true}),
+		clusterCall("MemberAdd", &pb.MemberAddRequest{PeerURLs: []string{"http://127.0.0.1:2"}, IsLearner: true}),
+		clusterCall("MemberList", &pb.MemberListRequest{Linearizable: true}),
+		clusterCall("MemberPromote", &pb.MemberPromoteRequest{ID: ops.LearnerMember}),
+		clusterCall("MemberUpdate", &pb.MemberUpdateRequest{ID: ops.LearnerMember, PeerURLs: []string{"http://127.0.0.1:3"}}),
+		clusterCall("MemberRemove", &pb.MemberRemoveRequest{ID: ops.LearnerMember}),
+		clusterCall("MemberRemove", &pb.MemberRemoveRequest{ID: ops.LearnerMember}),
+		clusterCall("MemberList", &pb.MemberListRequest{Linearizable: true}),
+	}
+	for _, op := range steps {
+		if err := r.Step(ctx, gen.Step{Op: op}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func clusterCall(method string, req ops.Message) ops.Op {
+	return &ops.Unary{Method: "/etcdserverpb.Cluster/" + method, Req: req}
+}
+
+// TimedPhases runs what takes seconds or special flags: expiry of leases, periodic progress, the quota.
+func TimedPhases(ctx context.Context, dir string, oracle, subject Target, table *rows.Table, results *Results,
+	keepGoing bool) (err error) {
+	pair, err := StartPair(ctx, dir, oracle, subject,
+		"--watch-progress-notify-interval="+progressInterval.String(),
+		fmt.Sprintf("--quota-backend-bytes=%d", quotaBytes))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, pair.Stop()) }()
+	r, err := NewRunner(pair, table, results)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	r.KeepGoing = keepGoing
+	for _, phase := range []func(context.Context) error{r.periodicProgress, r.expiry, r.quota} {
+		if err := phase(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func kvCall(method string, req ops.Message) gen.Step {
+	return gen.Step{Op: &ops.Unary{Method: "/etcdserverpb.KV/" + method, Req: req}}
+}
+
+func leaseCall(method string, req ops.Message) gen.Step {
+	return gen.Step{Op: &ops.Unary{Method: "/etcdserverpb.Lease/" + method, Req: req}}
+}
+
+func maintenanceCall(method string, req ops.Message) gen.Step {
+	return gen.Step{Op: &ops.Unary{Method: "/etcdserverpb.Maintenance/" + method, Req: req}}
+}
+
+func (r *Runner) steps(ctx context.Context, steps ...gen.Step) error {
+	for _, s := range steps {
+		if err := r.Step(ctx, s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// periodicProgress expects that idle watches which ask for it hear of progress, and others do not.
+func (r *Runner) periodicProgress(ctx context.Context) error {
+	all := func(notify bool) *pb.WatchCreateRequest {
+		return &pb.WatchCreateRequest{Key: []byte{0}, RangeEnd: []byte{0}, ProgressNotify: notify}
+	}
+	return r.steps(ctx,
+		kvCall("Put", &pb.PutRequest{Key: []byte("a")}),
+		gen.Step{Watch: func(t *watch.Tracker) { t.Create(0, all(true), r.world.Revision, -1) }},
+		gen.Step{Watch: func(t *watch.Tracker) { t.Create(0, all(false), r.world.Revision, -1) }},
+		kvCall("Put", &pb.PutRequest{Key: []byte("a")}),
+		gen.Step{Watch: func(t *watch.Tracker) { t.AwaitPeriodicProgress(0, r.world.Revision) }},
+		gen.Step{Watch: func(t *watch.Tracker) { t.Barrier(r.world.Revision) }},
+	)
+}
+
+const (
+	expiringLease = 90001
+	renewedLease  = 90002
+	// expiryLimit is when a lease of two seconds must be gone, with etcd's retry and revoke intervals.
+	expiryLimit = 10 * time.Second
+)
+
+// expiry expects that the keys of a lease vanish together, in one revision, with delete events, and that another lease
+// of the same term stays while it is renewed.
+func (r *Runner) expiry(ctx context.Context) error {
+	put := func(key string, lease int64) gen.Step {
+		return kvCall("Put", &pb.PutRequest{Key: []byte(key), Value: []byte("v"), Lease: lease})
+	}
+	list := &pb.RangeRequest{Key: []byte("x/"), RangeEnd: []byte("x0")}
+	err := r.steps(ctx,
+		gen.Step{Watch: func(t *watch.Tracker) {
+			t.Create(1, &pb.WatchCreateRequest{Key: []byte("x/"), RangeEnd: []byte("x0"), PrevKv: true}, r.world.Revision, -1)
+		}},
+		leaseCall("LeaseGrant", &pb.LeaseGrantRequest{ID: renewedLease, TTL: 3}),
+		put("x/renewed", renewedLease),
+		leaseCall("LeaseGrant", &pb.LeaseGrantRequest{ID: expiringLease, TTL: 2}),
+		put("x/2", expiringLease), put("x/1", expiringLease), put("x/3", expiringLease),
+		put("x/stays", expiringLease), put("x/stays", 0),
+	)
+	if err != nil {
+		return err
+	}
+	before := r.world.Revision
+	if err := r.awaitExpiry(ctx, list, before); err != nil {
+		return err
+	}
+	r.table.Hit("M8/expiry")
+	return r.steps(ctx,
+		kvCall("Range", list),
+		leaseCall("LeaseTimeToLive", &pb.LeaseTimeToLiveRequest{ID: expiringLease, Keys: true}),
+		gen.Step{Op: &ops.KeepAlive{ID: expiringLease}},
+		gen.Step{Op: &ops.KeepAlive{ID: renewedLease}},
+		leaseCall("LeaseRevoke", &pb.LeaseRevokeRequest{ID: expiringLease}),
+		leaseCall("LeaseRevoke", &pb.LeaseRevokeRequest{ID: renewedLease}),
+		gen.Step{Watch: func(t *watch.Tracker) { t.Barrier(r.world.Revision) }},
+		maintenanceCall("HashKV", &pb.HashKVRequest{}),
+	)
+}
+
+// awaitExpiry polls both servers until the store has moved on, renewing the other lease meanwhile.
+func (r *Runner) awaitExpiry(ctx context.Context, list *pb.RangeRequest, before int64) error {
+	op := &ops.Unary{Method: "/etcdserverpb.KV/Range", Req: list}
+	deadline := time.Now().Add(expiryLimit)
+	for time.Now().Before(deadline) {
+		oracle, subject := r.both(ctx, op)
+		if !oracle.OK() || !subject.OK() {
+			return fmt.Errorf("range while leases expire: %s, %s", oracle.Text, subject.Text)
+		}
+		a, b := oracle.Replies[0].(*pb.RangeResponse), subject.Replies[0].(*pb.RangeResponse)
+		if a.Header.Revision > before && b.Header.Revision > before {
+			r.world.Observe(op, &oracle)
+			return nil
+		}
+		r.both(ctx, &ops.KeepAlive{ID: renewedLease})
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+	r.results.Differ("a lease of 2 s did not expire on both servers within "+expiryLimit.String(), "", "")
+	return nil
+}
+
+// quota fills both servers until each refuses: when is each one's own, because size is. What follows is the same.
+func (r *Runner) quota(ctx context.Context) error {
+	for _, side := range []string{"oracle", "subject"} {
+		if !r.fill(ctx, side) {
+			r.results.Begin(r.operation)
+			r.results.Differ(fmt.Sprintf("%s: %d puts of 1 MiB do not reach a quota of %d bytes", side, quotaPuts, quotaBytes), "", "")
+			r.results.End()
+			return nil
+		}
+	}
+	r.table.Hit("M2/quota-reached")
+	probe := []byte("q/probe")
+	return r.steps(ctx,
+		maintenanceCall("Alarm", &pb.AlarmRequest{}),
+		maintenanceCall("Status", &pb.StatusRequest{}),
+		kvCall("Range", &pb.RangeRequest{Key: probe}),
+		// Any write, however small, is refused now: the alarm is raised.
+		kvCall("Put", &pb.PutRequest{Key: probe}),
+		leaseCall("LeaseGrant", &pb.LeaseGrantRequest{ID: 1, TTL: 100}),
+	)
+}
+
+// fill puts until one server answers that there is no space.
+func (r *Runner) fill(ctx context.Context, name string) bool {
+	side := r.pair.Oracle
+	if name == "subject" {
+		side = r.pair.Subject
+	}
+	for i := range quotaPuts {
+		value := make([]byte, quotaValue)
+		// A store that compresses must not be able to.
+		for j := range value {
+			value[j] = byte(j*7919>>3) ^ byte(i*31+j>>8)
+		}
+		op := &ops.Unary{
+			Method: "/etcdserverpb.KV/Put",
+			Req:    &pb.PutRequest{Key: []byte(fmt.Sprintf("q/%d", i)), Value: value},
+		}
+		if out := op.Run(ctx, side); !out.OK() {
+			return out.Text == "etcdserver: mvcc: database space exceeded"
+		}
+	}
+	return false
+}

@@ -1,0 +1,75 @@
+package run
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+)
+
+// Results counts operations and keeps the first differences.
+type Results struct {
+	mu             sync.Mutex
+	out            io.Writer
+	seed           uint64
+	shown          int
+	Passed, Failed int
+	// failedNow is set when the operation in hand has differed.
+	failedNow bool
+	operation int
+}
+
+// NewResults prints at most shown differences to out.
+func NewResults(out io.Writer, seed uint64, shown int) *Results {
+	return &Results{out: out, seed: seed, shown: shown}
+}
+
+// Begin starts an operation.
+func (r *Results) Begin(operation int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.operation, r.failedNow = operation, false
+}
+
+// End counts the operation.
+func (r *Results) End() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.failedNow {
+		r.Failed++
+	} else {
+		r.Passed++
+	}
+}
+
+// FailedNow tells whether the operation in hand has differed.
+func (r *Results) FailedNow() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.failedNow
+}
+
+// Differ reports a difference in the operation in hand.
+func (r *Results) Differ(what, oracle, subject string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.failedNow = true
+	if r.shown == 0 {
+		return
+	}
+	r.shown--
+	fmt.Fprintf(r.out, "\n== difference: seed %d, operation %d\n%s\n-- oracle\n%s\n-- subject\n%s\n",
+		r.seed, r.operation, what, indent(oracle), indent(subject))
+	if r.shown == 0 {
+		fmt.Fprintf(r.out, "\n(further differences are only counted)\n")
+	}
+}
+
+func indent(text string) string {
+	const maxLines = 60
+	lines := strings.Split(text, "\n")
+	if len(lines) > maxLines {
+		lines = append(lines[:maxLines], fmt.Sprintf("… %d more lines", len(lines)-maxLines))
+	}
+	return "    " + strings.Join(lines, "\n    ")
+}

@@ -1,0 +1,194 @@
+package run
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/protobuf/proto"
+
+	"garboard/tools/conformance/internal/compare"
+	"garboard/tools/conformance/internal/gen"
+	"garboard/tools/conformance/internal/ops"
+	"garboard/tools/conformance/internal/rows"
+	"garboard/tools/conformance/internal/watch"
+	"garboard/tools/conformance/internal/world"
+)
+
+const (
+	// callLimit is how long one call may take: etcd's own limit is 7 s.
+	callLimit = 12 * time.Second
+	// watchStreams is how many watch streams are open at a time.
+	watchStreams = 3
+	// barrierEvery is how many operations pass at most before all watches are awaited and compared.
+	barrierEvery = 300
+	// lostLimit is how many calls in a row may find no server before a run gives up.
+	lostLimit = 10
+)
+
+// Runner applies steps to a pair.
+type Runner struct {
+	pair    *Pair
+	world   *world.World
+	table   *rows.Table
+	results *Results
+	tracker *watch.Tracker
+	// KeepGoing counts differences instead of ending at the first.
+	KeepGoing bool
+	// unsettled is set after a compaction that may still be at work.
+	unsettled    bool
+	lost         int
+	operation    int
+	sinceBarrier int
+}
+
+// NewRunner is ready to run on an empty pair.
+func NewRunner(pair *Pair, table *rows.Table, results *Results) (*Runner, error) {
+	r := &Runner{pair: pair, world: world.New(), table: table, results: results}
+	var err error
+	r.tracker, err = watch.New(pair.Oracle, pair.Subject, watchStreams, table.Hit, func(d watch.Difference) {
+		results.Differ(d.What, d.Oracle, d.Subject)
+	})
+	return r, err
+}
+
+// Close ends the watch streams.
+func (r *Runner) Close() { r.tracker.Close() }
+
+// Random applies n generated operations and ends with a barrier.
+func (r *Runner) Random(ctx context.Context, seed uint64, n int, progress func(done int)) error {
+	g := gen.New(seed, n, r.world, watchStreams)
+	for i := range n {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := r.Step(ctx, g.Next()); err != nil {
+			return err
+		}
+		r.table.HitIf(g.TombstoneAtCompacted(), "M6/tombstone-at-compacted")
+		progress(i + 1)
+	}
+	return r.Step(ctx, gen.Step{Name: "last barrier", Watch: func(t *watch.Tracker) { t.Barrier(r.world.Revision) }})
+}
+
+// Step applies one step to both servers.
+func (r *Runner) Step(ctx context.Context, step gen.Step) error {
+	r.operation++
+	r.results.Begin(r.operation)
+	if step.Op != nil {
+		r.prepare(ctx, step.Op)
+		r.call(ctx, step.Op)
+	} else {
+		step.Watch(r.tracker)
+	}
+	if r.sinceBarrier++; r.sinceBarrier >= barrierEvery {
+		r.sinceBarrier = 0
+		r.tracker.Barrier(r.world.Revision)
+	}
+	failed := r.results.FailedNow()
+	r.results.End()
+	switch {
+	case failed && !r.KeepGoing:
+		return fmt.Errorf("operation %d differs", r.operation)
+	case r.lost >= lostLimit:
+		return fmt.Errorf("operation %d: no server for %d calls in a row %s", r.operation, r.lost, r.pair.Crashed())
+	}
+	return nil
+}
+
+// prepare waits for what would make the answer depend on time: watches that a compaction would overtake, and
+// compactions that are still at work when their result shows.
+func (r *Runner) prepare(ctx context.Context, op ops.Op) {
+	switch o := op.(type) {
+	case *ops.Unary:
+		switch o.Req.(type) {
+		case *pb.CompactionRequest:
+			r.tracker.Barrier(r.world.Revision)
+			r.sinceBarrier = 0
+			r.settle(ctx)
+		case *pb.HashKVRequest, *pb.HashRequest, *pb.DefragmentRequest:
+			r.settle(ctx)
+		}
+	case *ops.Raw:
+		if strings.HasSuffix(o.Method, "/HashKV") {
+			r.settle(ctx)
+		}
+	case ops.Snapshot:
+		r.settle(ctx)
+	}
+}
+
+// settle waits until the last compaction is done: a physical one at the same revision is refused, but only after the
+// scheduled one has ended.
+func (r *Runner) settle(ctx context.Context) {
+	if !r.unsettled {
+		return
+	}
+	r.unsettled = false
+	op := &ops.Unary{
+		Method: "/etcdserverpb.KV/Compact", Req: &pb.CompactionRequest{Revision: r.world.Compacted, Physical: true},
+	}
+	r.both(ctx, op)
+}
+
+func (r *Runner) both(ctx context.Context, op ops.Op) (ops.Outcome, ops.Outcome) {
+	ctx, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
+	done := make(chan ops.Outcome, 1)
+	go func() { done <- op.Run(ctx, r.pair.Subject) }()
+	oracle := op.Run(ctx, r.pair.Oracle)
+	return oracle, <-done
+}
+
+func (r *Runner) call(ctx context.Context, op ops.Op) {
+	oracle, subject := r.both(ctx, op)
+	if compare.IsLost(subject.Code) || compare.IsLost(oracle.Code) {
+		r.lost++
+	} else {
+		r.lost = 0
+	}
+	r.alias(op, &oracle, &subject)
+	r.world.Observe(op, &oracle)
+	if unary, ok := op.(*ops.Unary); ok && oracle.OK() {
+		if compaction, ok := unary.Req.(*pb.CompactionRequest); ok && !compaction.Physical {
+			r.unsettled = true
+		}
+	}
+	r.table.Classify(r.world, op, &oracle)
+	if diff, same := compare.Outcomes(op, r.pair.Oracle, &oracle, r.pair.Subject, &subject); !same {
+		r.results.Differ(op.Describe()+diff, show(&oracle), show(&subject))
+	}
+}
+
+// alias records which ids the servers picked for the same request.
+func (r *Runner) alias(op ops.Op, oracle, subject *ops.Outcome) {
+	unary, ok := op.(*ops.Unary)
+	if !ok || !oracle.OK() || !subject.OK() {
+		return
+	}
+	switch req := unary.Req.(type) {
+	case *pb.LeaseGrantRequest:
+		if req.ID == 0 {
+			r.pair.Subject.AddAlias(subject.Replies[0].(*pb.LeaseGrantResponse).ID,
+				oracle.Replies[0].(*pb.LeaseGrantResponse).ID)
+		}
+	case *pb.MemberAddRequest:
+		learner := ops.LearnerMember
+		r.pair.Oracle.AddAlias(int64(oracle.Replies[0].(*pb.MemberAddResponse).GetMember().GetID()), int64(learner))
+		r.pair.Subject.AddAlias(int64(subject.Replies[0].(*pb.MemberAddResponse).GetMember().GetID()), int64(learner))
+	}
+}
+
+func show(o *ops.Outcome) string {
+	lines := []string{fmt.Sprintf("%v %s", o.Code, o.Text)}
+	for _, note := range o.Notes {
+		lines = append(lines, "broken rule: "+note)
+	}
+	for _, reply := range o.Replies {
+		lines = append(lines, string(proto.MessageName(reply)))
+		lines = append(lines, ops.ShowLines(reply)...)
+	}
+	return strings.Join(lines, "\n")
+}
