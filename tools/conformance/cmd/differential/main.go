@@ -25,7 +25,7 @@ type options struct {
 	oracle, subject run.Target
 	keepGoing       bool
 	show            int
-	report          string
+	report, trace   string
 	dir             string
 	keepDir         bool
 	quick           bool
@@ -54,6 +54,7 @@ func parse() options {
 	flag.BoolVar(&o.keepGoing, "keep-going", false, "count differences instead of stopping at the first")
 	flag.IntVar(&o.show, "show", 20, "how many differences to print")
 	flag.StringVar(&o.report, "report", "", "file that receives the differences and the table of rows as well")
+	flag.StringVar(&o.trace, "trace", "", "file that receives every operation with the real etcd's answer")
 	flag.StringVar(&o.dir, "dir", "", "parent of the servers' folders (a temporary one by default)")
 	flag.BoolVar(&o.keepDir, "keep-dir", false, "leave the servers' folders")
 	flag.BoolVar(&o.quick, "no-phases", false, "skip the phases that need servers with special flags or seconds of time")
@@ -96,6 +97,14 @@ func differential(ctx context.Context, o options) (bool, error) {
 
 	table := rows.New()
 	results := run.NewResults(out, o.seed, o.show)
+	if o.trace != "" {
+		file, err := os.Create(o.trace)
+		if err != nil {
+			return false, err
+		}
+		defer file.Close()
+		results.Trace = file
+	}
 	fmt.Fprintf(out, "seed %d, %d operations\n", o.seed, o.ops)
 	err = phases(ctx, o, dir, table, results, out)
 	missed := finish(o, table, err, out)
@@ -149,7 +158,7 @@ func mainPhase(ctx context.Context, o options, dir string, table *rows.Table, re
 		return err
 	}
 	defer runner.Close()
-	runner.KeepGoing = o.keepGoing
+	runner.KeepGoing, runner.Phase = o.keepGoing, "random"
 	if err := runner.Random(ctx, o.seed, o.ops, progress(o.ops)); err != nil {
 		return err
 	}

@@ -338,5 +338,14 @@ func differingLines(o, u []string) string {
 	return "\n    " + strings.Join(only, "\n    ")
 }
 
+// DropRevision removes the revision from the headers of an answer.
+func DropRevision(o *ops.Outcome) {
+	for _, reply := range o.Replies {
+		if h, ok := reply.(interface{ GetHeader() *pb.ResponseHeader }); ok && h.GetHeader() != nil {
+			h.GetHeader().Revision = 0
+		}
+	}
+}
+
 // IsLost tells whether a code means that there is no server any more.
 func IsLost(code codes.Code) bool { return code == codes.Unavailable }

@@ -64,9 +64,10 @@ func New(seed uint64, steps int, w *world.World, watchStreams int) *Generator {
 // Next is the next step.
 func (g *Generator) Next() Step {
 	if len(g.queue) > 0 {
-		step := g.queue[0]()
+		// A step may put another in front, so this one leaves the queue first.
+		step := g.queue[0]
 		g.queue = g.queue[1:]
-		return step
+		return step()
 	}
 	if g.untilScenario <= 0 {
 		g.untilScenario = g.scenarioEvery

@@ -42,7 +42,6 @@ func (g *Generator) noSpace() []func() Step {
 		func() Step { return alarm(off, ops.SelfMember, pb.AlarmType_NOSPACE) },
 		func() Step { return alarm(off, ops.SelfMember, pb.AlarmType_NOSPACE) },
 		func() Step { return alarm(off, 12345, pb.AlarmType_CORRUPT) },
-		func() Step { return alarm(pb.AlarmRequest_AlarmAction(7), 0, pb.AlarmType_NONE) },
 		func() Step { return alarm(list, 0, pb.AlarmType_NONE) },
 		func() Step { return put(putKey("a", "x")) },
 	)
@@ -189,7 +188,6 @@ func (g *Generator) members() []func() Step {
 		remove(12345), promote(12345), update(12345, "http://127.0.0.1:1"),
 		promote(ops.SelfMember),
 		update(ops.SelfMember, ops.SelfPeerURL),
-		update(ops.SelfMember, "not a url"), update(ops.SelfMember),
 		call("Maintenance/MoveLeader", &pb.MoveLeaderRequest{TargetID: ops.SelfMember}),
 		call("Maintenance/MoveLeader", &pb.MoveLeaderRequest{TargetID: 12345}),
 		call("Maintenance/MoveLeader", &pb.MoveLeaderRequest{}),

@@ -65,7 +65,7 @@ func TimedPhases(ctx context.Context, dir string, oracle, subject Target, table 
 		return err
 	}
 	defer r.Close()
-	r.KeepGoing = keepGoing
+	r.KeepGoing, r.Phase = keepGoing, "timed"
 	for _, phase := range []func(context.Context) error{r.periodicProgress, r.expiry, r.quota} {
 		if err := phase(ctx); err != nil {
 			return err
@@ -183,13 +183,14 @@ func (r *Runner) awaitExpiry(ctx context.Context, list *pb.RangeRequest, before 
 func (r *Runner) quota(ctx context.Context) error {
 	for _, side := range []string{"oracle", "subject"} {
 		if !r.fill(ctx, side) {
-			r.results.Begin(r.operation)
+			r.results.Begin(r.Phase, r.operation)
 			r.results.Differ(fmt.Sprintf("%s: %d puts of 1 MiB do not reach a quota of %d bytes", side, quotaPuts, quotaBytes), "", "")
 			r.results.End()
 			return nil
 		}
 	}
 	r.table.Hit("M2/quota-reached")
+	r.revisionsDiffer = true
 	probe := []byte("q/probe")
 	return r.steps(ctx,
 		maintenanceCall("Alarm", &pb.AlarmRequest{}),

@@ -16,6 +16,9 @@ type Results struct {
 	Passed, Failed int
 	// failedNow is set when the operation in hand has differed.
 	failedNow bool
+	// Trace receives every operation with the oracle's answer, if it is set.
+	Trace     io.Writer
+	phase     string
 	operation int
 }
 
@@ -24,11 +27,11 @@ func NewResults(out io.Writer, seed uint64, shown int) *Results {
 	return &Results{out: out, seed: seed, shown: shown}
 }
 
-// Begin starts an operation.
-func (r *Results) Begin(operation int) {
+// Begin starts an operation of a phase.
+func (r *Results) Begin(phase string, operation int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.operation, r.failedNow = operation, false
+	r.phase, r.operation, r.failedNow = phase, operation, false
 }
 
 // End counts the operation.
@@ -58,10 +61,17 @@ func (r *Results) Differ(what, oracle, subject string) {
 		return
 	}
 	r.shown--
-	fmt.Fprintf(r.out, "\n== difference: seed %d, operation %d\n%s\n-- oracle\n%s\n-- subject\n%s\n",
-		r.seed, r.operation, what, indent(oracle), indent(subject))
+	fmt.Fprintf(r.out, "\n== difference: seed %d, %s operation %d\n%s\n-- oracle\n%s\n-- subject\n%s\n",
+		r.seed, r.phase, r.operation, what, indent(oracle), indent(subject))
 	if r.shown == 0 {
 		fmt.Fprintf(r.out, "\n(further differences are only counted)\n")
+	}
+}
+
+// Note writes an operation and the oracle's answer to the trace.
+func (r *Results) Note(what, answer string) {
+	if r.Trace != nil {
+		fmt.Fprintf(r.Trace, "%s %d: %s\n%s\n", r.phase, r.operation, what, indent(answer))
 	}
 }
 

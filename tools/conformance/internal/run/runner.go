@@ -35,8 +35,12 @@ type Runner struct {
 	table   *rows.Table
 	results *Results
 	tracker *watch.Tracker
+	// Phase names the run in reports.
+	Phase string
 	// KeepGoing counts differences instead of ending at the first.
 	KeepGoing bool
+	// revisionsDiffer is set when the servers have come to different revisions for a reason.
+	revisionsDiffer bool
 	// unsettled is set after a compaction that may still be at work.
 	unsettled    bool
 	lost         int
@@ -76,7 +80,7 @@ func (r *Runner) Random(ctx context.Context, seed uint64, n int, progress func(d
 // Step applies one step to both servers.
 func (r *Runner) Step(ctx context.Context, step gen.Step) error {
 	r.operation++
-	r.results.Begin(r.operation)
+	r.results.Begin(r.Phase, r.operation)
 	if step.Op != nil {
 		r.prepare(ctx, step.Op)
 		r.call(ctx, step.Op)
@@ -91,7 +95,7 @@ func (r *Runner) Step(ctx context.Context, step gen.Step) error {
 	r.results.End()
 	switch {
 	case failed && !r.KeepGoing:
-		return fmt.Errorf("operation %d differs", r.operation)
+		return fmt.Errorf("%s operation %d differs", r.Phase, r.operation)
 	case r.lost >= lostLimit:
 		return fmt.Errorf("operation %d: no server for %d calls in a row %s", r.operation, r.lost, r.pair.Crashed())
 	}
@@ -157,6 +161,13 @@ func (r *Runner) call(ctx context.Context, op ops.Op) {
 		}
 	}
 	r.table.Classify(r.world, op, &oracle)
+	if r.results.Trace != nil {
+		r.results.Note(op.Describe(), show(&oracle))
+	}
+	if r.revisionsDiffer {
+		compare.DropRevision(&oracle)
+		compare.DropRevision(&subject)
+	}
 	if diff, same := compare.Outcomes(op, r.pair.Oracle, &oracle, r.pair.Subject, &subject); !same {
 		r.results.Differ(op.Describe()+diff, show(&oracle), show(&subject))
 	}
