@@ -8,8 +8,9 @@ use std::cmp::Ordering;
 use garboard_storage::{Paged, Version, View};
 
 use super::fault::may_miss;
-use super::limits::TXN_DEPTH_MAX;
-use super::range::{NEWEST, read_value};
+use super::range::NEWEST;
+use super::rows::read_value;
+use crate::limits::TXN_DEPTH_MAX;
 use crate::request::{Compare, CompareOperator, CompareTarget, KeyRange, Operation, Txn};
 
 /// Decides a transaction and every transaction within the branches it takes: whether each one's conditions hold, in

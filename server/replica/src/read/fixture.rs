@@ -67,7 +67,6 @@ impl Store {
         self.apply(&[vec![Change::Put(bytes(key), bytes(value), lease)]]).expect("a put changes something")
     }
 
-    #[allow(dead_code)]
     pub(crate) fn delete(&mut self, key: &str) -> Arc<EventBatch> {
         self.apply(&[vec![Change::Delete(bytes(key))]]).expect("the key exists")
     }

@@ -14,8 +14,8 @@ pub const SORT_BYTES_MAX: usize = 256 << 20;
 /// Rows of a range stream's first chunk.
 pub const STREAM_FIRST_CHUNK_ROWS: u64 = 10;
 
-/// Longest chain of transactions within transactions that is evaluated.
-pub const TXN_DEPTH_MAX: usize = 128;
+/// Most bytes of encoded rows that the first pass over a large range keeps, so that a small answer needs no second one.
+pub const SCAN_HEAD_BYTES: usize = 256 << 10;
 
 const _: () = assert!(STEP_KEYS > 0 && STEP_BYTES > 0);
 const _: () = assert!(SORT_BYTES_MAX >= STEP_BYTES);

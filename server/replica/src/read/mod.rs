@@ -9,10 +9,19 @@ pub mod compare;
 mod fault;
 #[cfg(test)]
 pub(crate) mod fixture;
-#[allow(dead_code)]
 mod keys;
 pub mod limits;
+#[cfg(test)]
+mod long_tests;
 pub mod range;
+mod rows;
+pub mod scan;
+mod sorter;
+pub mod stream;
 #[cfg(test)]
 mod tests;
 pub mod txn;
+mod walk;
+pub(crate) mod wire;
+
+pub use walk::{Budget, Progress};

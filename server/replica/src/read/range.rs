@@ -5,14 +5,12 @@
 //! the limit is chosen, so that a sort by anything but the key then orders the first `limit + 1` keys alone. A
 //! keys-only read leaves the lease out too, unless it sorts by value.
 
-use std::cmp::Ordering;
-
-use bytes::Bytes;
 use garboard_storage::{Paged, Version, View};
 
 use super::fault::may_miss;
+use super::rows::Rows;
 use crate::error::Error;
-use crate::request::{KeyRange, KeyValue, Range, RangeResult, SortOrder, SortTarget};
+use crate::request::{KeyRange, Range, RangeResult, SortOrder, SortTarget};
 
 /// The revision to hand to the index for the newest state, whatever its revision.
 pub const NEWEST: i64 = i64::MAX;
@@ -172,113 +170,7 @@ fn select(view: &View<'_>, range: &Range, shape: &Shape, at: i64, rows: &mut Row
         };
         walked += 1;
         if admits(range, &version) {
-            rows.push(key.as_ref(), version);
+            rows.push(key, version);
         }
     }
-}
-
-/// One row, its key and value as positions in the buffer that all rows share.
-#[derive(Clone, Debug)]
-struct Row {
-    key_start: usize,
-    key_end: usize,
-    value: Option<(usize, usize)>,
-    version: Version,
-}
-
-/// Rows on their way to a result. All keys and values share one buffer, which the result's rows then share too.
-#[derive(Debug, Default)]
-pub(crate) struct Rows {
-    bytes: Vec<u8>,
-    rows: Vec<Row>,
-}
-
-impl Rows {
-    pub(crate) fn push(&mut self, key: &[u8], version: Version) {
-        let key_start = self.bytes.len();
-        self.bytes.extend_from_slice(key);
-        self.rows.push(Row { key_start, key_end: self.bytes.len(), value: None, version });
-    }
-
-    pub(crate) fn len(&self) -> u64 {
-        u64::try_from(self.rows.len()).expect("a length fits in 64 bits")
-    }
-
-    /// What the rows occupy.
-    #[allow(dead_code)]
-    pub(crate) fn size_bytes(&self) -> usize {
-        self.bytes.len() + self.rows.len() * size_of::<Row>()
-    }
-
-    /// Reads the values that are not there yet; after a missing page it goes on where it stopped.
-    pub(crate) fn load_values(&mut self, view: &View<'_>) -> Paged<()> {
-        for row in self.rows.iter_mut().filter(|row| row.value.is_none()) {
-            row.value = Some(read_value(view, &row.version, &mut self.bytes)?);
-        }
-        Ok(())
-    }
-
-    /// Sorts the rows. Rows that the target does not tell apart keep their key order.
-    pub(crate) fn sort(&mut self, sort: Sort) {
-        let bytes = &self.bytes;
-        self.rows.sort_by(|a, b| compare_rows(bytes, sort, a, b));
-    }
-
-    /// Cuts the rows to a limit, if there is one, and says whether that left some out.
-    pub(crate) fn truncate(&mut self, limit: i64) -> bool {
-        match usize::try_from(limit) {
-            Ok(limit) if limit > 0 && self.rows.len() > limit => {
-                self.rows.truncate(limit);
-                true
-            }
-            _ => false,
-        }
-    }
-
-    pub(crate) fn into_key_values(self, shape: &Shape) -> Vec<KeyValue> {
-        let bytes = Bytes::from(self.bytes);
-        let pair = |row: Row| KeyValue {
-            key: bytes.slice(row.key_start..row.key_end),
-            create_revision: row.version.create_revision,
-            mod_revision: row.version.modified.main,
-            version: row.version.version,
-            value: match row.value {
-                Some((start, end)) if shape.values => bytes.slice(start..end),
-                _ => Bytes::new(),
-            },
-            lease: if shape.leases { row.version.lease } else { 0 },
-        };
-        self.rows.into_iter().map(pair).collect()
-    }
-}
-
-/// Appends a version's value to `into` and returns where it lies; on a missing page `into` is as it was.
-pub(crate) fn read_value(view: &View<'_>, version: &Version, into: &mut Vec<u8>) -> Paged<(usize, usize)> {
-    let start = into.len();
-    let found = match may_miss().and_then(|()| view.value(version.modified, into)) {
-        Ok(found) => found,
-        Err(need) => {
-            into.truncate(start);
-            return Err(need);
-        }
-    };
-    assert!(found, "a version that a view shows as live has its value in the same view");
-    let length = into.len() - start;
-    assert_eq!(Ok(length), usize::try_from(version.value_len), "the value has the length that its version says");
-    Ok((start, into.len()))
-}
-
-fn compare_rows(bytes: &[u8], sort: Sort, a: &Row, b: &Row) -> Ordering {
-    let value = |row: &Row| match row.value {
-        Some((start, end)) => &bytes[start..end],
-        None => &[],
-    };
-    let order = match sort.target {
-        SortTarget::Key => bytes[a.key_start..a.key_end].cmp(&bytes[b.key_start..b.key_end]),
-        SortTarget::Version => a.version.version.cmp(&b.version.version),
-        SortTarget::Create => a.version.create_revision.cmp(&b.version.create_revision),
-        SortTarget::Mod => a.version.modified.main.cmp(&b.version.modified.main),
-        SortTarget::Value => value(a).cmp(value(b)),
-    };
-    if sort.descending { order.reverse() } else { order }
 }
