@@ -1,0 +1,208 @@
+//! A shell over a simulated disk, and helpers that every test of the log shares.
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+use core::time::Duration;
+
+use bytes::Bytes;
+use garboard_simdisk as simdisk;
+use garboard_simdisk::{Disk, WriteId};
+use garboard_wal::{
+    Append, AppendNumber, DiskError, Effect, Entry, EntryKind, HardState, Log, LogConfig, LogFailure, MetaFacts, OpId,
+    Recovered, Recovery, RecoveryError, SegmentFile,
+};
+
+pub const MANIFEST: &str = "wal/manifest";
+
+pub fn segment_name(shard: u16, segment: u64) -> String {
+    format!("wal/shard-{shard:04}/segment-{segment:08}")
+}
+
+/// A configuration with segments so small that a short run fills many of them.
+pub fn small(shards: u16, writes_in_flight: u16) -> LogConfig {
+    LogConfig {
+        segment_size_bytes: 64 * 1024,
+        batch_size_max_bytes: 16 * 1024,
+        writes_in_flight_max: writes_in_flight,
+        ..LogConfig::for_shards(shards)
+    }
+}
+
+pub fn entry(index: u64, term: u64, len: usize) -> Entry {
+    let seed = index.wrapping_mul(31).wrapping_add(term.wrapping_mul(17));
+    let data: Vec<u8> = (0..len).map(|at| (seed.wrapping_add(at as u64) % 251) as u8).collect();
+    let kind = match seed % 7 {
+        0 => EntryKind::ConfChange,
+        1 => EntryKind::ConfChangeV2,
+        _ => EntryKind::Normal,
+    };
+    let context = Bytes::copy_from_slice(&data[..len.min(usize::try_from(seed % 5).expect("small"))]);
+    Entry { index, term, kind, context, data: Bytes::from(data) }
+}
+
+pub fn append(first: u64, count: u64, term: u64, len: usize, commit: u64) -> Append {
+    let entries = (first..first + count).map(|index| entry(index, term, len)).collect();
+    Append { entries, hard_state: HardState { term, vote: 1, commit } }
+}
+
+fn disk_error(error: simdisk::DiskError) -> DiskError {
+    match error {
+        simdisk::DiskError::Full => DiskError::Full,
+        simdisk::DiskError::ShortWrite { bytes } => DiskError::Short { bytes },
+        _ => DiskError::Io { errno: 5 },
+    }
+}
+
+/// A write that was submitted and not completed.
+#[derive(Clone, Copy, Debug)]
+pub struct InFlight {
+    pub op: OpId,
+    pub write: WriteId,
+}
+
+/// The log, its disk, and what is between them.
+pub struct Shell {
+    pub disk: Disk,
+    pub log: Log,
+    pub now: Duration,
+    pub in_flight: Vec<InFlight>,
+    /// Where batches were written, in order: shard, segment, offset, length.
+    pub written: Vec<(u16, u64, u64, usize)>,
+    pub failure: Option<LogFailure>,
+}
+
+impl Shell {
+    pub fn create(config: LogConfig, log_id: u128) -> Shell {
+        Shell::over(Disk::new(), Log::create(config, log_id).expect("a valid configuration"))
+    }
+
+    pub fn over(disk: Disk, log: Log) -> Shell {
+        Shell { disk, log, now: Duration::ZERO, in_flight: Vec::new(), written: Vec::new(), failure: None }
+    }
+
+    /// Starts everything the log asks for; what is no batch is done at once.
+    pub fn pump(&mut self) {
+        while let Some(effect) = self.log.poll_effect(self.now) {
+            if self.start(effect).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Starts one effect. `Err` when it failed and poisoned the log.
+    pub fn start(&mut self, effect: Effect) -> Result<(), ()> {
+        match effect {
+            Effect::WriteManifest { op, bytes } => {
+                let result = self.write_manifest(&bytes);
+                self.done(op, result)
+            }
+            Effect::PrepareSegment { op, shard, segment, size_bytes } => {
+                let result = self.prepare(&segment_name(shard, segment), size_bytes);
+                self.done(op, result)
+            }
+            Effect::Write { op, shard, segment, offset, len } => {
+                let mut buffer = vec![0xa5; len];
+                self.log.fill(op, &mut buffer);
+                match self.disk.submit(&segment_name(shard, segment), offset, &buffer) {
+                    Ok(write) => {
+                        self.in_flight.push(InFlight { op, write });
+                        self.written.push((shard, segment, offset, len));
+                        Ok(())
+                    }
+                    Err(error) => self.done(op, Err(error)),
+                }
+            }
+            Effect::Remove { op, shard, segment } => {
+                let result = self.disk.remove(&segment_name(shard, segment)).and_then(|()| self.disk.sync_folder());
+                self.done(op, result)
+            }
+        }
+    }
+
+    fn write_manifest(&mut self, bytes: &[u8]) -> Result<(), simdisk::DiskError> {
+        let mut block = bytes.to_vec();
+        block.resize(512, 0);
+        self.disk.create("wal/manifest.tmp", 512)?;
+        self.disk.write("wal/manifest.tmp", 0, &block)?;
+        self.disk.sync("wal/manifest.tmp")?;
+        self.disk.rename("wal/manifest.tmp", MANIFEST)?;
+        self.disk.sync_folder()
+    }
+
+    fn prepare(&mut self, name: &str, size: u64) -> Result<(), simdisk::DiskError> {
+        let temporary = format!("{name}.tmp");
+        if let Err(error) = self.disk.create(&temporary, size) {
+            self.disk.remove(&temporary)?;
+            return Err(error);
+        }
+        self.disk.sync(&temporary)?;
+        self.disk.rename(&temporary, name)?;
+        self.disk.sync_folder()
+    }
+
+    fn done(&mut self, op: OpId, result: Result<(), simdisk::DiskError>) -> Result<(), ()> {
+        self.log.handle_done(self.now, op, result.map_err(disk_error)).map_err(|failure| {
+            self.failure = Some(failure);
+        })
+    }
+
+    /// Completes the write at this place in the list. `Err` when it failed and poisoned the log.
+    pub fn complete(&mut self, at: usize) -> Result<(), ()> {
+        let InFlight { op, write } = self.in_flight.remove(at);
+        let result = self.disk.complete(write);
+        self.done(op, result)
+    }
+
+    /// Everything that waits becomes durable.
+    pub fn settle(&mut self) {
+        loop {
+            self.pump();
+            if self.in_flight.is_empty() || self.complete(0).is_err() {
+                return;
+            }
+        }
+    }
+
+    pub fn append(&mut self, append: Append) -> AppendNumber {
+        self.log.append(append)
+    }
+
+    /// Time passes until the next timeout fires; false when there is none.
+    pub fn fire(&mut self) -> bool {
+        let Some(at) = self.log.poll_timeout() else { return false };
+        self.now = self.now.max(at);
+        self.log.handle_timeout(self.now);
+        true
+    }
+}
+
+/// Reads everything that recovery asks for.
+pub fn read_all(disk: &mut Disk, config: LogConfig, meta: MetaFacts) -> Result<Recovery, RecoveryError> {
+    let mut manifest = vec![0; 512];
+    disk.read(MANIFEST, 0, &mut manifest).expect("the manifest is there");
+    let segments = disk.list().filter_map(|(name, size_bytes)| {
+        let (shard, segment) = name.strip_prefix("wal/shard-")?.split_once("/segment-")?;
+        Some(SegmentFile { shard: shard.parse().ok()?, segment: segment.parse().ok()?, size_bytes })
+    });
+    let mut recovery = Recovery::new(config, &manifest, segments.collect(), meta)?;
+    let mut buffer = Vec::new();
+    while let Some(read) = recovery.poll_read() {
+        buffer.resize(read.len, 0);
+        let result = disk.read(&segment_name(read.shard, read.segment), read.offset, &mut buffer);
+        recovery.handle_read(read, result.map(|()| &buffer[..]).map_err(disk_error));
+    }
+    Ok(recovery)
+}
+
+pub fn recover(disk: &mut Disk, config: LogConfig, meta: MetaFacts) -> Result<Recovered, RecoveryError> {
+    read_all(disk, config, meta)?.finish()
+}
+
+/// The meta page of an index that has applied nothing.
+pub fn genesis(log_id: u128) -> MetaFacts {
+    MetaFacts { anchor: Some(garboard_wal::Anchor::genesis(log_id)), applied_index: 0, applied_term: 0 }
+}
+
+/// What a recovered log presents, for comparison.
+pub fn presented(recovered: &Recovered) -> (Vec<Entry>, HardState) {
+    (recovered.entries.clone(), recovered.hard_state)
+}
