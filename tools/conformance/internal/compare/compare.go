@@ -165,13 +165,12 @@ func present(v uint64) uint64 {
 }
 
 func maskMembers(side *client.Side, m proto.Message) {
-	var members []*pb.Member
+	var members, added []*pb.Member
 	switch r := m.(type) {
 	case *pb.MemberListResponse:
 		members = r.Members
 	case *pb.MemberAddResponse:
-		members = append(members, r.Member)
-		members = append(members, r.Members...)
+		members, added = r.Members, []*pb.Member{r.Member}
 	case *pb.MemberRemoveResponse:
 		members = r.Members
 	case *pb.MemberUpdateResponse:
@@ -179,7 +178,7 @@ func maskMembers(side *client.Side, m proto.Message) {
 	case *pb.MemberPromoteResponse:
 		members = r.Members
 	}
-	for _, member := range members {
+	for _, member := range append(added, members...) {
 		if member == nil {
 			continue
 		}
@@ -190,6 +189,7 @@ func maskMembers(side *client.Side, m proto.Message) {
 		replace(member.ClientURLs, side.ClientURL)
 		replace(member.PeerURLs, side.PeerURL)
 	}
+	// Members come in the order of their ids, which differ.
 	sort.SliceStable(members, func(i, j int) bool { return members[i].GetID() < members[j].GetID() })
 }
 

@@ -96,9 +96,9 @@ func (g *Generator) random() Step {
 		return g.compact()
 	case n < 870:
 		return g.lease()
-	case n < 960:
+	case n < 940:
 		return g.watchStep()
-	case n < 985:
+	case n < 980:
 		return call("Maintenance/HashKV", &pb.HashKVRequest{Revision: g.hashRevision()})
 	default:
 		return g.other()

@@ -12,23 +12,39 @@ const watchesPerStream = 7
 func (g *Generator) watchStep() Step {
 	stream := g.dice.IntN(g.watchStreams)
 	switch n := g.dice.IntN(100); {
-	case n < 50:
+	case n < 55:
 		return g.watchCreate(stream)
-	case n < 75:
-		pickID, unknown, settle := g.dice.IntN(1<<30), g.chance(10), g.chance(70)
-		return watchCall("cancel", func(t *watch.Tracker) {
-			ids := t.IDs(stream)
-			if unknown || len(ids) == 0 {
-				t.Cancel(stream, 5000+int64(pickID%100), g.world.Revision, false)
-				return
-			}
-			t.Cancel(stream, ids[pickID%len(ids)], g.world.Revision, settle)
-		})
-	case n < 90:
-		return watchCall("progress", func(t *watch.Tracker) { t.Progress(stream, g.world.Revision) })
+	case n < 80:
+		return g.watchCancel(stream)
+	case n < 98:
+		return g.watchProgress(stream)
 	default:
 		return g.barrier()
 	}
+}
+
+func (g *Generator) watchCancel(stream int) Step {
+	chosen, unknown, settle := g.dice.IntN(1<<30), g.chance(10), g.chance(50)
+	return watchCall("cancel", func(t *watch.Tracker) {
+		ids := t.IDs(stream)
+		if unknown || len(ids) == 0 {
+			t.Cancel(stream, 5000+int64(chosen%100), g.world.Revision, false)
+			return
+		}
+		t.Cancel(stream, ids[chosen%len(ids)], g.world.Revision, settle)
+	})
+}
+
+// watchProgress mostly asks when all watches have caught up: otherwise it has to wait for them first.
+func (g *Generator) watchProgress(stream int) Step {
+	patient := g.chance(10)
+	return watchCall("progress", func(t *watch.Tracker) {
+		if t.Unsettled() && !patient {
+			t.Cancel(stream, 4999, g.world.Revision, false)
+			return
+		}
+		t.Progress(stream, g.world.Revision)
+	})
 }
 
 func (g *Generator) watchCreate(stream int) Step {

@@ -31,6 +31,8 @@ type pairWatch struct {
 	expected []*mvccpb.Event
 	// compacted is set when the watch began below the compacted revision: it gets a cancel and no events.
 	compacted bool
+	// cancelDue is set until that cancel has been compared.
+	cancelDue bool
 	compareAt int64
 	dead      bool
 }
@@ -95,8 +97,8 @@ func (t *Tracker) Close() {
 	t.history.stream.cancel()
 }
 
-// Streams is how many streams there are.
-func (t *Tracker) Streams() int { return len(t.streams) }
+// Unsettled tells whether a watch may still be catching up, which costs time to wait for.
+func (t *Tracker) Unsettled() bool { return t.unsettled }
 
 // IDs lists the ids in use on a stream, also those of compacted watches that were not cancelled.
 func (t *Tracker) IDs(stream int) []int64 {
@@ -163,9 +165,7 @@ func (t *Tracker) create(s *Stream, req *pb.WatchCreateRequest, current, compact
 	if req.StartRevision > 0 && req.StartRevision <= current {
 		t.unsettled = true
 	}
-	if w.compacted {
-		t.awaitCompacted(s, w)
-	}
+	w.cancelDue = w.compacted
 	return w
 }
 
@@ -241,7 +241,12 @@ func (t *Tracker) countCreate(req *pb.WatchCreateRequest, resp *pb.WatchResponse
 	}
 }
 
+// awaitCompacted compares the cancel that a watch from below the compacted revision gets.
 func (t *Tracker) awaitCompacted(s *Stream, w *pairWatch) {
+	if !w.cancelDue {
+		return
+	}
+	w.cancelDue = false
 	what := "Watch from a compacted revision " + ops.Show(w.req)
 	o, okO := s.oracle.nextCancel(w.oracle, 0)
 	u, okU := s.subject.nextCancel(w.subject, 0)
@@ -284,6 +289,7 @@ func (t *Tracker) cancel(s *Stream, id int64, settled bool) {
 	w := s.watches[id]
 	var before [2]int
 	if w != nil {
+		t.awaitCompacted(s, w)
 		s.oracle.with(func() { before[0] = len(w.oracle.cancels) })
 		s.subject.with(func() { before[1] = len(w.subject.cancels) })
 	}
@@ -422,6 +428,7 @@ func (t *Tracker) probeCatchUp(current int64) {
 }
 
 func (t *Tracker) settleWatch(s *Stream, w *pairWatch, current int64) {
+	t.awaitCompacted(s, w)
 	if w.compacted || w.dead {
 		return
 	}
