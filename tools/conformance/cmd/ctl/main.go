@@ -1,0 +1,114 @@
+// Command ctl runs the real etcdctl against a real etcd and against the server under test, and compares what it prints
+// and how it exits, with ids, sizes and times masked.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"garboard/tools/conformance/internal/run"
+)
+
+func main() {
+	oracle := flag.String("oracle", "bin/etcd", "the real etcd")
+	subject := flag.String("subject", "bin/etcd", "the server under test")
+	subjectArgs := flag.String("subject-args", "", "more arguments for the server under test")
+	ctl := flag.String("etcdctl", "bin/etcdctl", "the real etcdctl")
+	long := flag.Bool("long", false, "also run check perf and check datascale, about two minutes")
+	only := flag.String("only", "", "run only the cases whose group has this name")
+	verbose := flag.Bool("v", false, "print every command and its output")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	passed, failed, err := smoke(ctx, settings{
+		oracle: run.Target{Binary: *oracle, Args: []string{"--unsafe-no-fsync"}},
+		subject: run.Target{
+			Binary: *subject, Args: strings.Fields(*subjectArgs),
+		},
+		ctl: *ctl, long: *long, only: *only, verbose: *verbose,
+	})
+	if err != nil {
+		fmt.Println("stopped:", err)
+		failed++
+	}
+	fmt.Printf("%d passed, %d failed\n", passed, failed)
+	if failed > 0 {
+		os.Exit(1)
+	}
+}
+
+type settings struct {
+	oracle, subject run.Target
+	ctl, only       string
+	long, verbose   bool
+}
+
+func smoke(ctx context.Context, s settings) (passed, failed int, err error) {
+	ctl, err := filepath.Abs(s.ctl)
+	if err != nil {
+		return 0, 0, err
+	}
+	dir, err := os.MkdirTemp("", "ctl-")
+	if err != nil {
+		return 0, 0, err
+	}
+	defer os.RemoveAll(dir)
+	pair, err := run.StartPair(ctx, dir, s.oracle, s.subject)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer pair.Stop()
+	sides := [2]*target{newTarget(ctl, dir, pair.Oracle), newTarget(ctl, dir, pair.Subject)}
+	for _, group := range groups {
+		if s.only != "" && s.only != group.name || group.long && !s.long {
+			continue
+		}
+		for _, c := range group.cases {
+			if err := ctx.Err(); err != nil {
+				return passed, failed, err
+			}
+			if compareCase(ctx, sides, group.name, c, s.verbose) {
+				passed++
+			} else {
+				failed++
+			}
+		}
+	}
+	return passed, failed, nil
+}
+
+// compareCase runs one case on both servers at once.
+func compareCase(ctx context.Context, sides [2]*target, group string, c testCase, verbose bool) bool {
+	var results [2]string
+	done := make(chan int, len(sides))
+	for i, side := range sides {
+		go func() {
+			results[i] = side.run(ctx, c)
+			done <- i
+		}()
+	}
+	for range sides {
+		<-done
+	}
+	same := results[0] == results[1] && (c.want == "" || strings.Contains(results[0], c.want))
+	if !same || verbose {
+		verdict := "same"
+		if !same {
+			verdict = "DIFFERENT"
+		}
+		fmt.Printf("== %s: etcdctl %s: %s\n-- etcd\n%s\n", group, strings.Join(c.args, " "), verdict, results[0])
+		if !same {
+			fmt.Printf("-- subject\n%s\n", results[1])
+			if c.want != "" {
+				fmt.Printf("-- both must contain %q\n", c.want)
+			}
+		}
+	}
+	return same
+}
