@@ -88,7 +88,7 @@ var groups = []caseGroup{
 			c.stdin = "watch w/1 --rev=1\nwatch w/2 --rev=1 --prev-kv\n"
 			c.untilLines, c.sortLines = 12, true
 		}),
-		do("watch w/2 --rev=1 -- echo seen").with(func(c *testCase) { c.untilLines = 2 }),
+		do("watch w/2 --rev=1 -- echo seen").with(func(c *testCase) { c.untilLines = 4 }),
 	}},
 	// Before the leases: their ids go into the hash.
 	{name: "hashkv", cases: []testCase{
@@ -128,7 +128,8 @@ var groups = []caseGroup{
 	}},
 	{name: "members", cases: []testCase{
 		do("member add learner --learner --peer-urls=http://127.0.0.1:1").keep("LEARNER", `Member ([0-9a-f]+) added`),
-		do("member list"), do("member promote $LEARNER"),
+		// Members come in the order of their ids.
+		do("member list").with(func(c *testCase) { c.sortLines = true }), do("member promote $LEARNER"),
 		do("member update $LEARNER --peer-urls=http://127.0.0.1:2"),
 		do("member remove $LEARNER"), do("member remove $LEARNER"), do("member list"),
 		do("member add nothing"), do("member add nothing --peer-urls=nonsense"),

@@ -49,6 +49,11 @@ func (t *target) mask(c testCase, text string) string {
 		if strings.HasPrefix(line, "|") || strings.HasPrefix(line, "+") || strings.ContainsAny(line, "│┌├└") {
 			line = tableLine(line)
 		}
+		if cluster, ok := strings.CutPrefix(line, "ETCD_INITIAL_CLUSTER="); ok {
+			members := strings.Split(strings.Trim(cluster, `"`), ",")
+			slices.Sort(members)
+			line = strings.Join(members, ",")
+		}
 		lines[i] = strings.TrimRight(line, " ")
 	}
 	if c.sortLines {
