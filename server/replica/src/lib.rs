@@ -6,13 +6,23 @@
 
 #![forbid(unsafe_code)]
 
+pub mod alarm;
+pub mod apply;
+pub mod auto_compaction;
 pub mod codec;
 pub mod envelope;
 pub mod error;
 pub mod events;
+pub mod histogram;
+pub mod lease;
 pub mod limits;
+pub mod member;
+pub mod quota;
+pub mod raft;
 pub mod read;
 pub mod request;
+pub mod system;
 pub mod validate;
 
 pub use error::Error;
+pub use member::{Effect, Fatal, Member, MemberConfig};

@@ -31,9 +31,6 @@ pub const READ_INDEX_RETRY: Duration = Duration::from_millis(500);
 /// Commands applied before the state is published and answers leave, rounded up to whole entries.
 pub const APPLY_BATCH_COMMANDS: usize = 1_024;
 
-/// Prepared log space below which writes that grow the store are refused, so that deletes and compaction find room.
-pub const LOG_RESERVE_BYTES: u64 = 4 * 1024 * 1024;
-
 /// Revisions examined by one step of physical compaction.
 pub const COMPACTION_STEP_RECORDS: usize = 128;
 
@@ -73,9 +70,6 @@ pub const QUOTA_COST_LEASE: u64 = 64;
 
 /// The quota when none is given.
 pub const QUOTA_DEFAULT_BYTES: u64 = 2 * 1024 * 1024 * 1024;
-
-/// Depth of nested transactions the entry decoder follows; validation allows no more than one per operation.
-pub const TXN_DEPTH_MAX: usize = 160;
 
 const _: () = assert!(REVOKE_BATCH_MAX as u128 * 1_000 / REVOKE_INTERVAL.as_millis() <= 1_000);
 const _: () = assert!(UNAPPLIED_COMMANDS_MAX <= PENDING_COMMANDS_MAX);

@@ -70,11 +70,6 @@ pub fn check_txn(txn: &Txn, limits: &Limits) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether a transaction is read-only: it holds ranges alone. A nested transaction, whatever it holds, is a write.
-pub fn is_read_only(txn: &Txn) -> bool {
-    txn.success.iter().chain(&txn.failure).all(|operation| matches!(operation, Operation::Range(_)))
-}
-
 fn check_keys(keys: &KeyRange) -> Result<(), Error> {
     let start = match keys {
         KeyRange::Point(key) | KeyRange::FromKey(key) => key,

@@ -1,0 +1,437 @@
+//! One member of one keyspace, whole: Raft, log, apply, index, leases, composed without any I/O of their own.
+//!
+//! The calling order: any `handle_*`, then [`Member::poll_effect`] until it has nothing more, then sleep until
+//! [`Member::poll_timeout`] or the next input. Effects may be carried out in any order and at the same time; each `Log`
+//! and `Index` effect is answered by [`Member::handle_log_done`] or [`Member::handle_index_done`], each `LoadPage` by
+//! [`Member::handle_page_loaded`] once the page is resident (loading is [`garboard_storage::Reader::load`]; a page that
+//! can't be loaded ends the process).
+//!
+//! Promises:
+//! - the answer to a write leaves only after its entry is durable here and on a quorum, applied and published;
+//! - the events of a batch leave after it is published, in order, and before the batch's answers;
+//! - a read index is answered only when everything that was answered before it was asked is published;
+//! - what is applied never runs ahead of what is durable in the log;
+//! - no lease expires early, whatever happens to the wall clock or the leader.
+
+mod applying;
+mod config;
+mod reads;
+mod upkeep;
+mod writes;
+
+use core::time::Duration;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use garboard_storage::{Index, IndexFailure, IndexIo, IoFailure, IoId, PageId, Reader};
+use garboard_wal as wal;
+
+pub use config::{MemberConfig, OpenError, RecoveredState};
+
+use crate::apply::Machine;
+use crate::auto_compaction::AutoCompactor;
+use crate::codec::DecodeError;
+use crate::envelope::{Envelope, Request, Response, Status, Ticket};
+use crate::error::Error;
+use crate::events::EventBatch;
+use crate::histogram::Stages;
+use crate::raft::{MembershipError, RaftDriver, Role};
+use applying::Applying;
+use reads::Reads;
+use writes::Proposal;
+
+/// What the shell must do.
+#[derive(Debug)]
+pub enum Effect {
+    /// For the log's files. Call [`Member::fill`] for each write, in order.
+    Log(wal::Effect),
+    /// For the index's file.
+    Index(IndexIo),
+    /// Make a page resident.
+    LoadPage(PageId),
+    /// Bring an answer to the core that asked.
+    Answer {
+        /// Whose answer.
+        ticket: Ticket,
+        /// The answer.
+        result: Result<Response, Error>,
+    },
+    /// Bring changes to the watch hub of every core.
+    Events(Arc<EventBatch>),
+}
+
+/// Why the process must stop. Nothing is answered any more.
+#[derive(Debug, thiserror::Error)]
+pub enum Fatal {
+    /// The log failed.
+    #[error("the log failed")]
+    Log(#[from] wal::LogFailure),
+    /// The index failed.
+    #[error("the index failed")]
+    Index(#[from] IndexFailure),
+    /// A committed entry cannot be read.
+    #[error("entry {index} of the log cannot be read")]
+    Entry {
+        /// The entry's index.
+        index: u64,
+        /// Why.
+        source: DecodeError,
+    },
+    /// A committed change of membership cannot be read.
+    #[error("the membership change in entry {index} of the log cannot be read")]
+    Membership {
+        /// The entry's index.
+        index: u64,
+        /// Why.
+        source: MembershipError,
+    },
+    /// A committed entry is for another store.
+    #[error("entry {index} of the log is for keyspace {found}")]
+    Keyspace {
+        /// The entry's index.
+        index: u64,
+        /// The keyspace it names.
+        found: u32,
+    },
+}
+
+/// One member of one keyspace.
+pub struct Member {
+    config: MemberConfig,
+    raft: RaftDriver,
+    log: wal::Log,
+    machine: Machine,
+    /// Proposals that are not applied, in order of their indexes.
+    proposals: VecDeque<Proposal>,
+    pending_commands: u64,
+    applying: Applying,
+    reads: Reads,
+    /// Answers and events on their way out, in order.
+    out: VecDeque<Outgoing>,
+    /// Answers to compactions that wait for the physical work, by revision.
+    compactions: BTreeMap<i64, Vec<(Ticket, Response)>>,
+    auto_compactor: AutoCompactor,
+    /// When the next step of physical compaction is due.
+    next_compaction: Duration,
+    checkpoint_running: bool,
+    /// A new member holds its log back until its first meta page is durable.
+    founding: bool,
+    index_io_in_flight: usize,
+    /// The growth of the index that is under way.
+    growing: Option<IoId>,
+    /// Growing the index found the disk full. Cleared when growing works again.
+    index_full: bool,
+    /// Appends that are not durable and the last index of each.
+    undurable: VecDeque<(wal::AppendNumber, u64)>,
+    /// The last index that is durable here.
+    durable_index: u64,
+    /// The index of the first entry of the current term, once this member leads.
+    term_start: Option<u64>,
+    /// A NOSPACE alarm of this member was proposed and is not applied.
+    alarm_proposed: bool,
+    stages: Stages,
+    failure: Option<Fatal>,
+}
+
+/// An effect for other cores, with what its latency is counted from.
+struct Outgoing {
+    effect: Effect,
+    published: Option<Duration>,
+}
+
+impl Member {
+    /// A member of a new cluster, with an empty index and an empty log. Its log is held back until the index's first
+    /// meta page, which names the log's start, is durable.
+    pub fn create(now: Duration, config: MemberConfig, log: wal::Log, index: Index) -> Member {
+        let state = RecoveredState::founding(&config);
+        let mut member =
+            Member::assemble(now, config, log, index, state).expect("an empty index holds nothing that can't be read");
+        member.founding = true;
+        member.start_checkpoint();
+        member
+    }
+
+    /// A member that was here before. `state` is what the log's recovery and the index's opening gave; committed entries
+    /// beyond the index's state are applied the usual way before reads are answered.
+    pub fn open(
+        now: Duration,
+        config: MemberConfig,
+        log: wal::Log,
+        index: Index,
+        state: RecoveredState,
+    ) -> Result<Member, OpenError> {
+        Member::assemble(now, config, log, index, state)
+    }
+
+    fn assemble(
+        now: Duration,
+        config: MemberConfig,
+        log: wal::Log,
+        index: Index,
+        state: RecoveredState,
+    ) -> Result<Member, OpenError> {
+        let machine = config.machine(index)?;
+        let raft = RaftDriver::new(now, &config.raft(), state.restored());
+        let applied = machine.index().view().applied();
+        let mut member = Member {
+            raft,
+            proposals: VecDeque::new(),
+            pending_commands: 0,
+            applying: Applying::new(applied, machine.revision()),
+            reads: Reads::default(),
+            out: VecDeque::new(),
+            compactions: BTreeMap::new(),
+            auto_compactor: AutoCompactor::new(now, config.auto_compaction),
+            next_compaction: now,
+            checkpoint_running: false,
+            founding: false,
+            index_io_in_flight: 0,
+            growing: None,
+            index_full: false,
+            undurable: VecDeque::new(),
+            durable_index: log.last().0,
+            term_start: None,
+            alarm_proposed: false,
+            stages: Stages::default(),
+            failure: None,
+            log,
+            machine,
+            config,
+        };
+        member.pump(now);
+        Ok(member)
+    }
+
+    /// Pins snapshots, on any core.
+    pub fn reader(&self) -> Reader {
+        self.machine.index().reader()
+    }
+
+    /// Whether this member leads and has applied everything that earlier terms committed: reads are answered.
+    pub fn is_ready(&self) -> bool {
+        self.term_start.is_some_and(|start| self.applying.published().index >= start)
+    }
+
+    /// Whether this member leads.
+    pub fn leads(&self) -> bool {
+        self.raft.role() == Role::Leader
+    }
+
+    /// Where the time of writes went.
+    pub fn stages(&self) -> &Stages {
+        &self.stages
+    }
+
+    /// The log, for its figures.
+    pub fn log(&self) -> &wal::Log {
+        &self.log
+    }
+
+    /// The machine, for its figures.
+    pub fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    /// Why the member has stopped, if it has.
+    pub fn failure(&self) -> Option<&Fatal> {
+        self.failure.as_ref()
+    }
+
+    /// Requests of one core or of several. The writes among them join one Raft entry, or as few as their size allows.
+    pub fn handle_requests(&mut self, now: Duration, batch: impl IntoIterator<Item = Envelope>) {
+        let mut writes = self.begin_writes();
+        for Envelope { ticket, context, request } in batch {
+            match request {
+                Request::Write(command) => self.write(now, &mut writes, ticket, &context, command),
+                Request::ReadIndex => self.read(now, ticket, reads::Kind::ReadIndex),
+                Request::LeaseKeepAlive { id } => self.read(now, ticket, reads::Kind::KeepAlive(id)),
+                Request::LeaseTimeToLive { id } => self.read(now, ticket, reads::Kind::TimeToLive(id)),
+                Request::LeaseList => {
+                    let leases = self.machine.lessor().list();
+                    self.answer(ticket, Ok(Response::LeaseList(leases)));
+                }
+                Request::Status => {
+                    let status = self.status();
+                    self.answer(ticket, Ok(Response::Status(status)));
+                }
+                // Space is reused without it.
+                Request::Defragment => self.answer(ticket, Ok(Response::Defragment)),
+            }
+        }
+        self.finish_writes(now, writes);
+        self.pump(now);
+    }
+
+    /// The member's figures.
+    pub fn status(&self) -> Status {
+        let view = self.machine.index().view();
+        Status {
+            leader: match self.raft.role() {
+                Role::Leader => self.raft.id(),
+                Role::Follower(leader) => leader,
+            },
+            raft_term: self.raft.term(),
+            raft_index: self.raft.commit_index(),
+            raft_applied_index: self.applying.published().index,
+            is_learner: self.raft.membership().learners.contains(&self.raft.id()),
+            revision: self.applying.published_revision(),
+            compacted_revision: view.compacted(),
+            size: self.machine.index().size(),
+            quota_bytes: self.machine.quota().bytes(),
+            alarms: self.machine.alarms().list(),
+            pending_commands: self.pending_commands,
+            lease_count: u64::try_from(self.machine.lessor().len()).expect("leases fit in memory"),
+        }
+    }
+
+    /// An effect of the log is done.
+    ///
+    /// # Errors
+    /// The process must stop: nothing that is not durable was answered, and nothing will be.
+    pub fn handle_log_done(
+        &mut self,
+        now: Duration,
+        op: wal::OpId,
+        result: Result<(), wal::DiskError>,
+    ) -> Result<(), Fatal> {
+        self.log.handle_done(now, op, result)?;
+        let durable = self.log.durable();
+        self.stamp_durable(now, durable);
+        self.raft.handle_durable(durable);
+        self.pump(now);
+        self.failure.take().map_or(Ok(()), Err)
+    }
+
+    /// An effect of the index is done.
+    ///
+    /// # Errors
+    /// The process must stop.
+    pub fn handle_index_done(&mut self, now: Duration, id: IoId, result: Result<(), IoFailure>) -> Result<(), Fatal> {
+        self.index_io_in_flight -= 1;
+        self.note_index_space(id, result);
+        self.machine.index_mut().handle_io(id, result)?;
+        self.finish_checkpoints();
+        self.pump(now);
+        self.failure.take().map_or(Ok(()), Err)
+    }
+
+    /// A page that was asked for is resident.
+    pub fn handle_page_loaded(&mut self, now: Duration, page: PageId) {
+        self.applying.page_loaded(page);
+        self.pump(now);
+    }
+
+    /// Time has passed.
+    pub fn handle_timeout(&mut self, now: Duration) {
+        self.raft.handle_timeout(now);
+        self.log.handle_timeout(now);
+        self.expire_reads(now);
+        self.expire_leases(now);
+        self.compact_automatically(now);
+        self.compact_physically(now);
+        self.pump(now);
+    }
+
+    /// When [`Member::handle_timeout`] wants to be called.
+    pub fn poll_timeout(&self) -> Option<Duration> {
+        let compaction = self.compaction_due();
+        [
+            self.raft.poll_timeout(),
+            self.log.poll_timeout(),
+            self.reads.poll_timeout(),
+            self.machine.lessor().poll_timeout(),
+            self.auto_compactor.poll_timeout(),
+            compaction,
+        ]
+        .into_iter()
+        .flatten()
+        .min()
+    }
+
+    /// The next effect. Writes of the log come first, then answers and events, then the index; when there are none,
+    /// committed entries are applied.
+    pub fn poll_effect(&mut self, now: Duration) -> Option<Effect> {
+        if self.failure.is_some() || self.log.is_poisoned() {
+            return None;
+        }
+        loop {
+            if !self.founding
+                && let Some(effect) = self.log.poll_effect(now)
+            {
+                if matches!(effect, wal::Effect::Write { .. }) {
+                    self.stamp_written(now);
+                }
+                return Some(Effect::Log(effect));
+            }
+            if let Some(outgoing) = self.out.pop_front() {
+                if let Some(published) = outgoing.published {
+                    self.stages.reply.record(now.saturating_sub(published));
+                }
+                return Some(outgoing.effect);
+            }
+            if let Some(page) = self.applying.poll_load() {
+                return Some(Effect::LoadPage(page));
+            }
+            if let Some(io) = self.poll_index_io() {
+                return Some(Effect::Index(io));
+            }
+            if !self.apply_some(now) {
+                return None;
+            }
+        }
+    }
+
+    /// Fills the buffer of a log write that was handed out.
+    pub fn fill(&mut self, op: wal::OpId, buffer: &mut [u8]) {
+        self.log.fill(op, buffer);
+    }
+
+    /// Carries what raft-rs wants to the log, to apply and to waiting reads, until it wants nothing more.
+    fn pump(&mut self, now: Duration) {
+        self.ask_for_reads(now);
+        loop {
+            let (log, proposals, undurable) = (&mut self.log, &mut self.proposals, &mut self.undurable);
+            let mut append = |append: wal::Append| {
+                let last = append.entries.last().map(|entry| entry.index);
+                let number = log.append(append);
+                if let Some(last) = last {
+                    undurable.push_back((number, last));
+                    writes::note_append(proposals, last, number);
+                }
+                number
+            };
+            let Some(step) = self.raft.poll(&mut append) else { break };
+            if let Some(role) = step.role {
+                self.role_changed(role);
+            }
+            for entry in step.committed {
+                if let Err(failure) = self.applying.push(entry, self.config.keyspace) {
+                    self.failure = Some(failure);
+                    return;
+                }
+            }
+            for read in step.reads {
+                self.read_confirmed(now, read);
+            }
+            // A leader's first commit of its term lets reads be asked for.
+            self.ask_for_reads(now);
+        }
+    }
+
+    fn role_changed(&mut self, role: Role) {
+        match role {
+            // raft-rs appends an entry of the new term as it becomes leader; nothing was appended since.
+            Role::Leader => self.term_start = Some(self.log.last().0),
+            Role::Follower(_) => {
+                self.term_start = None;
+                for ticket in self.machine.lessor_mut().demote() {
+                    self.answer(ticket, Err(Error::LeaderChanged));
+                }
+            }
+        }
+    }
+
+    fn answer(&mut self, ticket: Ticket, result: Result<Response, Error>) {
+        self.out.push_back(Outgoing { effect: Effect::Answer { ticket, result }, published: None });
+    }
+}

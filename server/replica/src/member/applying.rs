@@ -1,0 +1,285 @@
+//! From committed entries to published state, answers and events.
+
+use core::time::Duration;
+use std::collections::VecDeque;
+
+use garboard_storage::{Applied, NeedPage, PageId, Paged};
+use garboard_wal as wal;
+
+use super::writes::{Origin, Proposal};
+use super::{Effect, Fatal, Member, Outgoing};
+use crate::codec::{Item, decode_entry};
+use crate::envelope::{Response, Ticket};
+use crate::error::Error;
+use crate::limits::APPLY_BATCH_COMMANDS;
+use crate::raft::MembershipChange;
+use crate::request::{AlarmKind, Command, KeyspaceId, Reply};
+
+/// What an entry asks for.
+#[derive(Debug)]
+enum Content {
+    /// A leader's first entry.
+    Empty,
+    Commands(Vec<Item>),
+    Membership(MembershipChange),
+}
+
+/// A committed entry.
+#[derive(Debug)]
+struct Entry {
+    index: u64,
+    term: u64,
+    content: Content,
+    /// Commands that are applied.
+    done: usize,
+    results: Vec<Result<Reply, Error>>,
+    /// Pages that it will surely need were looked for.
+    prefetched: bool,
+}
+
+/// Entries on their way through the machine.
+#[derive(Debug)]
+pub(super) struct Applying {
+    queue: VecDeque<Entry>,
+    unapplied_commands: u64,
+    /// What readers see.
+    published: Applied,
+    published_revision: i64,
+    /// Pages that were asked for and are not resident.
+    loading: Vec<PageId>,
+    to_load: VecDeque<PageId>,
+    /// The page that physical compaction waits for. Nothing else waits for it.
+    for_compaction: Option<PageId>,
+    /// Entries that are applied and not published.
+    applied: Vec<(Entry, Option<Proposal>)>,
+}
+
+impl Applying {
+    pub(super) fn new(applied: Applied, revision: i64) -> Applying {
+        Applying {
+            queue: VecDeque::new(),
+            unapplied_commands: 0,
+            published: applied,
+            published_revision: revision,
+            loading: Vec::new(),
+            to_load: VecDeque::new(),
+            for_compaction: None,
+            applied: Vec::new(),
+        }
+    }
+
+    pub(super) fn published(&self) -> Applied {
+        self.published
+    }
+
+    pub(super) fn published_revision(&self) -> i64 {
+        self.published_revision
+    }
+
+    /// Commands that are committed and not published.
+    pub(super) fn unapplied_commands(&self) -> u64 {
+        self.unapplied_commands
+    }
+
+    /// Takes a committed entry.
+    pub(super) fn push(&mut self, entry: wal::Entry, keyspace: KeyspaceId) -> Result<(), Fatal> {
+        let wal::Entry { index, term, kind, data, .. } = entry;
+        let content = match kind {
+            wal::EntryKind::Normal if data.is_empty() => Content::Empty,
+            wal::EntryKind::Normal => {
+                let batch = decode_entry(&data).map_err(|source| Fatal::Entry { index, source })?;
+                if batch.keyspace != keyspace {
+                    return Err(Fatal::Keyspace { index, found: batch.keyspace.0 });
+                }
+                self.unapplied_commands += count(&batch.items);
+                Content::Commands(batch.items)
+            }
+            wal::EntryKind::ConfChange | wal::EntryKind::ConfChangeV2 => {
+                let change = MembershipChange::from_bytes(&data);
+                Content::Membership(change.map_err(|source| Fatal::Membership { index, source })?)
+            }
+        };
+        self.queue.push_back(Entry { index, term, content, done: 0, results: Vec::new(), prefetched: false });
+        Ok(())
+    }
+
+    pub(super) fn page_loaded(&mut self, page: PageId) {
+        self.loading.retain(|loading| *loading != page);
+        self.for_compaction = self.for_compaction.filter(|loading| *loading != page);
+    }
+
+    pub(super) fn is_loading(&self) -> bool {
+        !self.loading.is_empty()
+    }
+
+    pub(super) fn poll_load(&mut self) -> Option<PageId> {
+        self.to_load.pop_front()
+    }
+
+    pub(super) fn need(&mut self, NeedPage(page): NeedPage) {
+        if !self.loading.contains(&page) {
+            self.loading.push(page);
+            self.to_load.push_back(page);
+        }
+    }
+
+    pub(super) fn need_for_compaction(&mut self, NeedPage(page): NeedPage) {
+        self.for_compaction = Some(page);
+        self.to_load.push_back(page);
+    }
+
+    pub(super) fn compaction_waits(&self) -> bool {
+        self.for_compaction.is_some()
+    }
+
+    /// Whether the working state shows what is not published.
+    pub(super) fn is_mid_batch(&self) -> bool {
+        !self.applied.is_empty() || self.queue.front().is_some_and(|entry| entry.done > 0)
+    }
+}
+
+fn count(items: &[Item]) -> u64 {
+    u64::try_from(items.len()).expect("an entry's commands fit in memory")
+}
+
+impl Member {
+    /// Applies a batch of committed entries and publishes it. False when there is nothing that can be done now.
+    pub(super) fn apply_some(&mut self, now: Duration) -> bool {
+        if self.applying.is_loading() || (self.applying.queue.is_empty() && self.applying.applied.is_empty()) {
+            return false;
+        }
+        // The index has as many changed pages in memory as it may: a checkpoint must make room first.
+        if self.machine.index().must_wait() && !self.applying.is_mid_batch() {
+            self.start_checkpoint_if_idle();
+            return false;
+        }
+        let result = self.apply_batch(now).and_then(|()| self.publish(now));
+        if let Err(need) = result {
+            self.applying.need(need);
+        }
+        // Pages to load, or answers.
+        true
+    }
+
+    fn apply_batch(&mut self, now: Duration) -> Paged<()> {
+        let mut commands = 0;
+        while commands < APPLY_BATCH_COMMANDS {
+            let Some(mut entry) = self.applying.queue.pop_front() else { break };
+            // An entry that is begun is finished: a checkpoint can't hold a part of it.
+            if entry.done == 0 && self.machine.index().must_wait() {
+                self.applying.queue.push_front(entry);
+                break;
+            }
+            if !self.prefetch(&mut entry) {
+                self.applying.queue.push_front(entry);
+                break;
+            }
+            if let Err(need) = self.apply_entry(now, &mut entry) {
+                self.applying.queue.push_front(entry);
+                return Err(need);
+            }
+            commands += entry.results.len().max(1);
+            let proposal = self.take_proposal(now, entry.index, entry.term);
+            self.applying.applied.push((entry, proposal));
+        }
+        Ok(())
+    }
+
+    /// Looks for pages that the entry will surely need. False when some must be loaded first.
+    fn prefetch(&mut self, entry: &mut Entry) -> bool {
+        if entry.prefetched {
+            return true;
+        }
+        entry.prefetched = true;
+        let Content::Commands(items) = &entry.content else { return true };
+        let mut missing = Vec::new();
+        for item in items {
+            self.machine.prefetch(&item.command, &mut missing);
+        }
+        let resident = missing.is_empty();
+        for need in missing {
+            self.applying.need(need);
+        }
+        resident
+    }
+
+    fn apply_entry(&mut self, now: Duration, entry: &mut Entry) -> Paged<()> {
+        match &entry.content {
+            Content::Empty => {}
+            Content::Membership(change) => self.raft.apply_change(*change),
+            Content::Commands(items) => {
+                while let Some(item) = items.get(entry.done) {
+                    let result = self.machine.apply(now, &item.command)?;
+                    entry.results.push(result);
+                    entry.done += 1;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Publishes what is applied and sends its events and answers on their way.
+    fn publish(&mut self, now: Duration) -> Paged<()> {
+        let Some((last, _)) = self.applying.applied.last() else { return Ok(()) };
+        let applied = Applied { index: last.index, term: last.term };
+        let published = self.machine.publish(applied)?;
+        self.applying.published = applied;
+        self.applying.published_revision = self.machine.revision();
+        if let Some(events) = published.events {
+            self.out.push_back(Outgoing { effect: Effect::Events(events), published: None });
+        }
+        for (entry, proposal) in std::mem::take(&mut self.applying.applied) {
+            self.answer_entry(now, entry, proposal);
+        }
+        for ticket in self.machine.take_revoked_waiters() {
+            self.answer(ticket, Ok(Response::LeaseKeepAlive { ttl_seconds: 0 }));
+        }
+        self.raft.handle_applied(applied.index);
+        if self.is_ready() {
+            self.machine.lessor_mut().promote(now);
+        }
+        self.serve_confirmed(now);
+        self.pump(now);
+        self.start_checkpoint_if_wanted();
+        Ok(())
+    }
+
+    fn answer_entry(&mut self, now: Duration, entry: Entry, proposal: Option<Proposal>) {
+        let Content::Commands(items) = entry.content else { return };
+        self.applying.unapplied_commands -= count(&items);
+        assert_eq!(items.len(), entry.results.len(), "every command of an applied entry has its result");
+        let Some(proposal) = proposal else { return };
+        assert_eq!(items.len(), proposal.origins.len(), "every command of a proposal has its origin");
+        if let Some(durable) = proposal.durable {
+            self.stages.apply.record(now.saturating_sub(durable));
+        }
+        for ((item, result), origin) in items.iter().zip(entry.results).zip(proposal.origins) {
+            // Where no alarm refused it, the command was executed and is over the quota by this member's size.
+            if result == Err(Error::NoSpace) && !self.machine.alarms().is_raised(AlarmKind::NoSpace) {
+                self.raise_no_space(now);
+            }
+            match origin {
+                Origin::Client(ticket) => self.answer_client(now, ticket, &item.command, result),
+                Origin::Expiry => {}
+                Origin::AutoCompaction => {
+                    let compacted = matches!(result, Ok(_) | Err(Error::Compacted));
+                    self.auto_compactor.handle_result(now, compacted);
+                }
+                Origin::Alarm => self.alarm_proposed = false,
+            }
+        }
+    }
+
+    fn answer_client(&mut self, now: Duration, ticket: Ticket, command: &Command, result: Result<Reply, Error>) {
+        if let (Command::Compact { revision, physical: true }, Ok(reply)) = (command, &result)
+            && self.machine.index().compaction_pending()
+        {
+            let response = Response::Write(reply.clone());
+            self.compactions.entry(*revision).or_default().push((ticket, response));
+            self.next_compaction = self.next_compaction.min(now);
+            return;
+        }
+        let effect = Effect::Answer { ticket, result: result.map(Response::Write) };
+        self.out.push_back(Outgoing { effect, published: Some(now) });
+    }
+}

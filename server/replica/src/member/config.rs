@@ -1,0 +1,147 @@
+//! What a member is made of.
+
+use core::time::Duration;
+
+use garboard_storage::{Index, OpenFacts, Paged};
+use garboard_wal as wal;
+
+use crate::alarm::Alarms;
+use crate::apply::Machine;
+use crate::auto_compaction::AutoCompaction;
+use crate::lease::Lessor;
+use crate::quota::Quota;
+use crate::raft::{Membership, MembershipError, RaftConfig, Restored};
+use crate::request::KeyspaceId;
+use crate::system::{self, SystemError};
+
+/// A member's configuration.
+#[derive(Clone, Debug)]
+pub struct MemberConfig {
+    /// The store.
+    pub keyspace: KeyspaceId,
+    /// The member's id; not 0.
+    pub member_id: u64,
+    /// Differs at each start of the member.
+    pub boot: u64,
+    /// The members of a new cluster. Where the index knows a membership, that counts.
+    pub initial_members: Membership,
+    /// How long without a leader until an election.
+    pub election_timeout: Duration,
+    /// How often a leader shows that it is one.
+    pub heartbeat_interval: Duration,
+    /// Seed of the election timer's jitter.
+    pub seed: u64,
+    /// The quota as the flag gives it: 0 is the default, a negative number switches it off.
+    pub quota_bytes: i64,
+    /// Automatic compaction.
+    pub auto_compaction: AutoCompaction,
+    /// Prepared log space below which, when the disk is full, writes that grow the store are refused.
+    pub log_reserve_bytes: u64,
+}
+
+impl MemberConfig {
+    /// The only member of a new cluster, with etcd's defaults.
+    pub fn single(member_id: u64) -> MemberConfig {
+        MemberConfig {
+            keyspace: KeyspaceId(0),
+            member_id,
+            boot: 0,
+            initial_members: Membership::single(member_id),
+            election_timeout: Duration::from_millis(1_000),
+            heartbeat_interval: Duration::from_millis(100),
+            seed: member_id,
+            quota_bytes: 0,
+            auto_compaction: AutoCompaction::Off,
+            log_reserve_bytes: wal::limits::ROOM_RESERVE_DEFAULT_BYTES,
+        }
+    }
+
+    pub(super) fn raft(&self) -> RaftConfig {
+        RaftConfig {
+            id: self.member_id,
+            boot: self.boot,
+            election_timeout: self.election_timeout,
+            heartbeat_interval: self.heartbeat_interval,
+            seed: self.seed,
+        }
+    }
+
+    /// The machine over an index, with its tables read from it.
+    pub(super) fn machine(&self, index: Index) -> Result<Machine, OpenError> {
+        let leases = resident(&index, |index| system::leases(&index.view()))?;
+        let alarms = resident(&index, |index| system::alarms(&index.view()))?;
+        let lessor = Lessor::new(self.election_timeout, self.heartbeat_interval, leases?);
+        Ok(Machine::new(index, lessor, Alarms::restore(alarms?), Quota::from_flag(self.quota_bytes)))
+    }
+}
+
+/// Reads from an index while opening, when waiting for the disk holds nobody up.
+fn resident<T>(index: &Index, mut read: impl FnMut(&Index) -> Paged<T>) -> Result<T, OpenError> {
+    let reader = index.reader();
+    loop {
+        match read(index) {
+            Ok(value) => return Ok(value),
+            Err(need) => reader.load(need.0)?,
+        }
+    }
+}
+
+/// Why a member can't be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The index's tables can't be read.
+    #[error(transparent)]
+    System(#[from] SystemError),
+    /// A page of the index can't be loaded.
+    #[error("the index's tables can't be loaded")]
+    Page(#[from] garboard_storage::PageError),
+    /// The membership in the index's meta page can't be read.
+    #[error("the membership in the index can't be read")]
+    Membership(#[from] MembershipError),
+}
+
+/// What the log and the index hold at a start.
+#[derive(Clone, Debug)]
+pub struct RecoveredState {
+    /// The index's applied state.
+    pub applied: garboard_storage::Applied,
+    /// The membership at that point.
+    pub membership: Membership,
+    /// The log's hard state.
+    pub hard_state: wal::HardState,
+    /// The log's entries beyond the applied index.
+    pub entries: Vec<wal::Entry>,
+}
+
+impl RecoveredState {
+    /// From what opening the index and recovering the log gave.
+    pub fn new(
+        config: &MemberConfig,
+        facts: &OpenFacts,
+        hard_state: wal::HardState,
+        entries: Vec<wal::Entry>,
+    ) -> Result<RecoveredState, MembershipError> {
+        let membership =
+            if facts.conf.is_empty() { config.initial_members.clone() } else { Membership::from_bytes(&facts.conf)? };
+        Ok(RecoveredState { applied: facts.applied, membership, hard_state, entries })
+    }
+
+    pub(super) fn founding(config: &MemberConfig) -> RecoveredState {
+        RecoveredState {
+            applied: garboard_storage::Applied::default(),
+            membership: config.initial_members.clone(),
+            hard_state: wal::HardState::default(),
+            entries: Vec::new(),
+        }
+    }
+
+    pub(super) fn restored(self) -> Restored {
+        Restored {
+            applied_index: self.applied.index,
+            applied_term: self.applied.term,
+            membership: self.membership,
+            hard_state: self.hard_state,
+            entries: self.entries,
+        }
+    }
+}

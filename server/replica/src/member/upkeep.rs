@@ -1,0 +1,126 @@
+//! What a member does by itself: checkpoints, compaction, expiry of leases.
+
+use core::time::Duration;
+
+use garboard_storage::{CompactionProgress, IndexIo, IoFailure, IoId, IoOp};
+use garboard_wal::Anchor;
+
+use super::writes::Origin;
+use super::{Effect, Member, Outgoing};
+use crate::limits::{COMPACTION_PAUSE, COMPACTION_STEP_RECORDS};
+use crate::request::Command;
+
+impl Member {
+    pub(super) fn poll_index_io(&mut self) -> Option<IndexIo> {
+        let io = self.machine.index_mut().poll_io();
+        if let Some(io) = &io {
+            self.index_io_in_flight += 1;
+            if matches!(io.op, IoOp::Grow { .. }) {
+                self.growing = Some(io.id);
+            }
+        } else if self.founding && self.index_io_in_flight == 0 {
+            // An index that lives in memory alone has no meta page to wait for.
+            self.founding = false;
+        }
+        io
+    }
+
+    pub(super) fn start_checkpoint_if_wanted(&mut self) {
+        if self.machine.index().wants_checkpoint() {
+            self.start_checkpoint_if_idle();
+        }
+    }
+
+    pub(super) fn start_checkpoint_if_idle(&mut self) {
+        if !self.checkpoint_running {
+            self.start_checkpoint();
+        }
+    }
+
+    /// Saves what is published.
+    pub(super) fn start_checkpoint(&mut self) {
+        assert!(!self.applying.is_mid_batch(), "a checkpoint holds whole entries");
+        let applied = self.applying.published();
+        // raft-rs hands out committed entries only once they are durable here; an index ahead of its log could not be
+        // opened again.
+        assert!(applied.index <= self.durable_index, "what is applied is durable in the log");
+        let anchor = self.log.anchor(applied.index);
+        let membership = self.raft.membership().to_bytes();
+        self.machine.index_mut().start_checkpoint(&anchor.to_bytes(), &membership);
+        self.checkpoint_running = true;
+    }
+
+    pub(super) fn finish_checkpoints(&mut self) {
+        while let Some(done) = self.machine.index_mut().poll_checkpoint_done() {
+            let anchor = Anchor::from_bytes(&done.anchor).expect("the index gives back the anchor it was given");
+            self.log.handle_checkpoint(&anchor);
+            self.checkpoint_running = false;
+            self.founding = false;
+        }
+    }
+
+    /// Remembers whether the index could grow. It asks again by itself.
+    pub(super) fn note_index_space(&mut self, id: IoId, result: Result<(), IoFailure>) {
+        if self.growing == Some(id) {
+            self.growing = None;
+            self.index_full = result == Err(IoFailure::NoSpace);
+        }
+    }
+
+    /// Proposes the revocation of leases that have expired.
+    pub(super) fn expire_leases(&mut self, now: Duration) {
+        if !self.leads() {
+            return;
+        }
+        let expired = self.machine.lessor_mut().take_expired(now);
+        let revocations = expired.into_iter().map(|id| (Origin::Expiry, Command::LeaseRevoke { id }));
+        self.propose_own(now, revocations);
+    }
+
+    pub(super) fn compact_automatically(&mut self, now: Duration) {
+        let (revision, leads) = (self.applying.published_revision(), self.leads());
+        if let Some(revision) = self.auto_compactor.handle_timeout(now, revision, leads) {
+            let command = Command::Compact { revision, physical: false };
+            self.propose_own(now, [(Origin::AutoCompaction, command)]);
+        }
+    }
+
+    /// When the next step of physical compaction is due.
+    pub(super) fn compaction_due(&self) -> Option<Duration> {
+        let index = self.machine.index();
+        let blocked = self.applying.compaction_waits() || self.applying.is_mid_batch() || index.must_wait();
+        let can_go_on = index.compaction_pending() && !blocked;
+        can_go_on.then_some(self.next_compaction)
+    }
+
+    /// A step of physical compaction, between two batches.
+    pub(super) fn compact_physically(&mut self, now: Duration) {
+        if self.compaction_due().is_none_or(|due| now < due) {
+            return;
+        }
+        self.next_compaction = now + COMPACTION_PAUSE;
+        match self.machine.index_mut().compaction_step(COMPACTION_STEP_RECORDS) {
+            Ok(progress) => {
+                let (applied, revision) = (self.applying.published(), self.machine.revision());
+                self.machine.index_mut().publish(applied, revision);
+                if let CompactionProgress::Finished(floor) = progress {
+                    self.compaction_finished(now, floor);
+                }
+                self.start_checkpoint_if_wanted();
+            }
+            Err(need) => {
+                self.applying.need_for_compaction(need);
+            }
+        }
+    }
+
+    /// Answers the compactions that waited for the physical work up to their revision.
+    fn compaction_finished(&mut self, now: Duration, floor: i64) {
+        while let Some(entry) = self.compactions.first_entry().filter(|entry| *entry.key() <= floor) {
+            for (ticket, response) in entry.remove() {
+                let effect = Effect::Answer { ticket, result: Ok(response) };
+                self.out.push_back(Outgoing { effect, published: Some(now) });
+            }
+        }
+    }
+}

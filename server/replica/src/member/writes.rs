@@ -1,0 +1,230 @@
+//! Writes on their way into the log: admission, batching, proposals.
+
+use core::time::Duration;
+use std::collections::VecDeque;
+
+use garboard_wal::AppendNumber;
+
+use super::Member;
+use crate::codec::EntryBuilder;
+use crate::envelope::Ticket;
+use crate::error::Error;
+use crate::limits::{
+    ENTRY_BYTES_MAX, ENTRY_COMMANDS_MAX, PENDING_BYTES_MAX, PENDING_COMMANDS_MAX, UNAPPLIED_COMMANDS_MAX,
+};
+use crate::quota::cost;
+use crate::request::{Alarm, AlarmKind, Command, Context, Principal};
+
+/// Who waits for a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// A client.
+    Client(Ticket),
+    /// The expiry of a lease.
+    Expiry,
+    /// Automatic compaction.
+    AutoCompaction,
+    /// The alarm that a full store raises.
+    Alarm,
+}
+
+/// A batch that was put into the log and is not applied.
+#[derive(Debug)]
+pub(super) struct Proposal {
+    pub(super) index: u64,
+    pub(super) term: u64,
+    /// One for each command, in order.
+    pub(super) origins: Vec<Origin>,
+    /// When each client's command came; the batch's first one stands for all.
+    pub(super) received: Duration,
+    pub(super) append: Option<AppendNumber>,
+    pub(super) written: Option<Duration>,
+    pub(super) durable: Option<Duration>,
+}
+
+/// Writes of one call, on their way into entries.
+pub(super) struct Writes {
+    builder: EntryBuilder,
+    origins: Vec<Origin>,
+}
+
+impl Member {
+    pub(super) fn begin_writes(&self) -> Writes {
+        Writes { builder: EntryBuilder::new(self.config.keyspace), origins: Vec::new() }
+    }
+
+    /// Admits a client's write into the batch, or answers why not.
+    pub(super) fn write(
+        &mut self,
+        now: Duration,
+        writes: &mut Writes,
+        ticket: Ticket,
+        context: &Context,
+        command: Command,
+    ) {
+        assert_eq!(context.keyspace, self.config.keyspace, "requests reach the home core of their keyspace");
+        match self.admit(now, writes, &command) {
+            Ok(()) => self.enqueue(now, writes, Origin::Client(ticket), &context.principal, &command),
+            Err(error) => self.answer(ticket, Err(error)),
+        }
+    }
+
+    /// Proposes a command of the member's own, if it leads; it is not held back by anything that is full.
+    pub(super) fn propose_own(&mut self, now: Duration, commands: impl IntoIterator<Item = (Origin, Command)>) {
+        let mut writes = self.begin_writes();
+        for (origin, command) in commands {
+            self.enqueue(now, &mut writes, origin, &Principal::Server, &command);
+        }
+        self.finish_writes(now, writes);
+    }
+
+    fn admit(&mut self, now: Duration, writes: &mut Writes, command: &Command) -> Result<(), Error> {
+        if !self.leads() {
+            return Err(Error::NoLeader);
+        }
+        let waiting = u64::try_from(writes.builder.count()).expect("a batch is small");
+        if self.applying.unapplied_commands() > UNAPPLIED_COMMANDS_MAX
+            || self.pending_commands + waiting >= PENDING_COMMANDS_MAX
+            || self.raft.cached_bytes() >= PENDING_BYTES_MAX
+        {
+            return Err(Error::TooManyRequests);
+        }
+        let cost = cost(command);
+        if cost == 0 {
+            return Ok(());
+        }
+        if !self.machine.quota().allows(self.machine.index().size().in_use_bytes, cost) {
+            self.raise_no_space(now);
+            return Err(Error::NoSpace);
+        }
+        // A full disk is no alarm: it passes by itself once there is space.
+        if self.is_disk_full() {
+            return Err(Error::NoSpace);
+        }
+        Ok(())
+    }
+
+    /// Whether the disk is full and what was set aside must be kept for deletes and compaction.
+    fn is_disk_full(&self) -> bool {
+        self.index_full || (self.log.disk_full() && self.log.room_bytes() < self.config.log_reserve_bytes)
+    }
+
+    /// Raises the NOSPACE alarm through the log, once.
+    pub(super) fn raise_no_space(&mut self, now: Duration) {
+        let alarm = Alarm { member_id: self.config.member_id, kind: AlarmKind::NoSpace };
+        if self.alarm_proposed || self.machine.alarms().list().contains(&alarm) || !self.leads() {
+            return;
+        }
+        self.alarm_proposed = true;
+        self.propose_own(now, [(Origin::Alarm, Command::AlarmActivate(alarm))]);
+    }
+
+    fn enqueue(
+        &mut self,
+        now: Duration,
+        writes: &mut Writes,
+        origin: Origin,
+        principal: &Principal,
+        command: &Command,
+    ) {
+        writes.builder.push(principal, command);
+        writes.origins.push(origin);
+        if writes.builder.len() >= ENTRY_BYTES_MAX || writes.builder.count() >= ENTRY_COMMANDS_MAX {
+            let full = std::mem::replace(writes, self.begin_writes());
+            self.finish_writes(now, full);
+        }
+    }
+
+    /// Proposes what a batch holds.
+    pub(super) fn finish_writes(&mut self, now: Duration, writes: Writes) {
+        if writes.builder.is_empty() {
+            return;
+        }
+        let Writes { builder, origins } = writes;
+        match self.raft.propose(builder.finish()) {
+            Ok(proposed) => {
+                self.pending_commands += u64::try_from(origins.len()).expect("a batch is small");
+                self.proposals.push_back(Proposal {
+                    index: proposed.index,
+                    term: proposed.term,
+                    origins,
+                    received: now,
+                    append: None,
+                    written: None,
+                    durable: None,
+                });
+            }
+            Err(_) => {
+                for origin in origins {
+                    self.lost(now, origin, Error::NoLeader);
+                }
+            }
+        }
+    }
+
+    /// A command will not take effect.
+    pub(super) fn lost(&mut self, now: Duration, origin: Origin, error: Error) {
+        match origin {
+            Origin::Client(ticket) => self.answer(ticket, Err(error)),
+            // The lessor proposes again by itself.
+            Origin::Expiry => {}
+            Origin::AutoCompaction => self.auto_compactor.handle_result(now, false),
+            Origin::Alarm => self.alarm_proposed = false,
+        }
+    }
+
+    /// Takes the proposal that an applied entry was, if it was one of this member's. Earlier ones, and one of the same
+    /// index that another leader's entry replaced, are lost.
+    pub(super) fn take_proposal(&mut self, now: Duration, index: u64, term: u64) -> Option<Proposal> {
+        while let Some(front) = self.proposals.front() {
+            if front.index > index {
+                return None;
+            }
+            let proposal = self.proposals.pop_front().expect("the front was just seen");
+            self.pending_commands -= u64::try_from(proposal.origins.len()).expect("a batch is small");
+            if proposal.index == index && proposal.term == term {
+                return Some(proposal);
+            }
+            for origin in proposal.origins {
+                self.lost(now, origin, Error::LeaderChanged);
+            }
+        }
+        None
+    }
+
+    /// A log write was handed out: it takes everything that waited.
+    pub(super) fn stamp_written(&mut self, now: Duration) {
+        let unwritten = |proposal: &&mut Proposal| proposal.append.is_some() && proposal.written.is_none();
+        for proposal in self.proposals.iter_mut().filter(unwritten) {
+            proposal.written = Some(now);
+            self.stages.queue.record(now.saturating_sub(proposal.received));
+        }
+    }
+
+    /// Appends up to this number became durable.
+    pub(super) fn stamp_durable(&mut self, now: Duration, durable: AppendNumber) {
+        while let Some((_, last)) = self.undurable.pop_front_if(|(number, _)| *number <= durable) {
+            self.durable_index = last;
+        }
+        for proposal in self.proposals.iter_mut().filter(|proposal| proposal.durable.is_none()) {
+            if proposal.append.is_none_or(|append| append > durable) {
+                break;
+            }
+            proposal.durable = Some(now);
+            let written = proposal.written.unwrap_or(proposal.received);
+            self.stages.wal_write.record(now.saturating_sub(written));
+        }
+    }
+}
+
+/// An append that ends at `last` was handed to the log.
+pub(super) fn note_append(proposals: &mut VecDeque<Proposal>, last: u64, number: AppendNumber) {
+    for proposal in proposals.iter_mut().rev() {
+        if proposal.append.is_some() {
+            break;
+        }
+        if proposal.index <= last {
+            proposal.append = Some(number);
+        }
+    }
+}

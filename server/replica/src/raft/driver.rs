@@ -1,0 +1,466 @@
+//! The driver itself.
+
+use core::time::Duration;
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+use garboard_wal as wal;
+use garboard_wal::{Append, AppendNumber};
+use raft::eraftpb::{Entry, HardState, Message, MessageType};
+use raft::{Config, RawNode, Ready, StateRole};
+
+use super::membership::{Membership, MembershipChange};
+use super::store::{LogStore, from_log, to_log};
+use crate::limits;
+
+/// Bytes of entries in one message to a peer.
+const MESSAGE_BYTES_MAX: u64 = 1024 * 1024;
+/// Messages to one peer that may be unanswered.
+const MESSAGES_IN_FLIGHT_MAX: usize = 256;
+/// Bytes of committed entries that come out of one step.
+const COMMITTED_BYTES_MAX: u64 = 4 * 1024 * 1024;
+/// After a pause of the process at most this many election timeouts' worth of ticks are made up for.
+const CATCH_UP_TIMEOUTS_MAX: u32 = 2;
+
+/// How a member takes part in Raft.
+#[derive(Clone, Debug)]
+pub struct RaftConfig {
+    /// The member's id; not 0.
+    pub id: u64,
+    /// Differs at each start of the member, so that contexts of reads are unique over starts.
+    pub boot: u64,
+    /// How long without a leader until an election.
+    pub election_timeout: Duration,
+    /// How often a leader shows that it is one.
+    pub heartbeat_interval: Duration,
+    /// Seed of the election timer's jitter.
+    pub seed: u64,
+}
+
+/// What a member's Raft starts from.
+#[derive(Clone, Debug, Default)]
+pub struct Restored {
+    /// Everything up to here is applied: what the index says.
+    pub applied_index: u64,
+    /// The term of that index.
+    pub applied_term: u64,
+    /// The membership at that index.
+    pub membership: Membership,
+    /// The hard state of the log.
+    pub hard_state: wal::HardState,
+    /// The log's entries; those at or below the applied index are left out.
+    pub entries: Vec<wal::Entry>,
+}
+
+/// What a member is in its current term.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It leads.
+    Leader,
+    /// It follows, or looks for a leader; the leader's id, 0 when none is known.
+    Follower(u64),
+}
+
+/// Where a proposal went in the log. It is in effect when an entry of that index *and* term is applied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Proposed {
+    /// Its index.
+    pub index: u64,
+    /// Its term.
+    pub term: u64,
+}
+
+/// Only a leader proposes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("this member does not lead")]
+pub struct NotLeader;
+
+/// A read index was confirmed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadConfirmed {
+    /// The number that [`RaftDriver::read_index`] gave.
+    pub number: u64,
+    /// The read may be served once this index is applied.
+    pub index: u64,
+}
+
+/// What one step of the driver brings.
+#[derive(Debug, Default)]
+pub struct Step {
+    /// Entries to apply, in order. Each is durable here.
+    pub committed: Vec<wal::Entry>,
+    /// Reads whose index is known.
+    pub reads: Vec<ReadConfirmed>,
+    /// Messages for other members.
+    pub messages: Vec<Message>,
+    /// The role changed, or the leader.
+    pub role: Option<Role>,
+}
+
+/// A step of raft-rs that waits for the log.
+struct InFlight {
+    /// raft-rs's number of it.
+    ready: u64,
+    /// Its append; none when it has nothing that must be durable.
+    append: Option<AppendNumber>,
+    /// What may leave once it is durable.
+    messages: Vec<Message>,
+}
+
+/// Raft of one member.
+pub struct RaftDriver {
+    node: RawNode<LogStore>,
+    boot: u64,
+    /// The state that the last append carried.
+    hard_state: wal::HardState,
+    /// Steps whose state is not yet durable, in order.
+    in_flight: VecDeque<InFlight>,
+    /// Messages that became free to leave.
+    released: Vec<Message>,
+    membership: Membership,
+    role: Role,
+    reads_issued: u64,
+    /// The number of a read whose confirmation is due without asking anybody: see [`RaftDriver::read_index`].
+    timer: Timer,
+}
+
+/// Ticks and the election timer.
+struct Timer {
+    last_tick: Duration,
+    election_ticks: usize,
+    /// Ticks without a leader after which this member campaigns; redrawn after each attempt.
+    patience: usize,
+    random: u64,
+}
+
+impl Timer {
+    fn redraw(&mut self) {
+        // SplitMix64 (Steele, Lea, Flood 2014).
+        self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.random;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^= mixed >> 31;
+        let spread = u64::try_from(self.election_ticks).expect("a tick count is small");
+        let jitter = usize::try_from(mixed % spread).expect("less than a tick count");
+        self.patience = self.election_ticks + jitter;
+    }
+}
+
+impl RaftDriver {
+    /// Starts from what the log and the index hold. A member that is the only voter campaigns at once.
+    pub fn new(now: Duration, config: &RaftConfig, restored: Restored) -> RaftDriver {
+        let ticks = |duration: Duration| {
+            usize::try_from(duration.as_millis() / limits::TICK.as_millis()).expect("a timeout is short").max(1)
+        };
+        let heartbeat_ticks = ticks(config.heartbeat_interval);
+        let election_ticks = ticks(config.election_timeout).max(heartbeat_ticks + 1);
+        let hard_state = wal::HardState {
+            // The index may be ahead of the commit index that the log recorded: what is applied is committed.
+            commit: restored.hard_state.commit.max(restored.applied_index),
+            ..restored.hard_state
+        };
+        let raft_hard_state = HardState {
+            term: hard_state.term,
+            vote: hard_state.vote,
+            commit: hard_state.commit,
+            ..HardState::default()
+        };
+        let Restored { applied_index, applied_term, membership, entries, .. } = restored;
+        let mut store = LogStore::new(applied_index, applied_term, raft_hard_state, membership.clone());
+        let entries: Vec<Entry> = entries.iter().filter(|entry| entry.index > applied_index).map(from_log).collect();
+        store.append(&entries);
+        assert!(hard_state.commit <= store.newest_index(), "the log holds every entry it knows to be committed");
+        let raft_config = Config {
+            id: config.id,
+            election_tick: election_ticks,
+            heartbeat_tick: heartbeat_ticks,
+            applied: applied_index,
+            max_size_per_msg: MESSAGE_BYTES_MAX,
+            max_inflight_msgs: MESSAGES_IN_FLIGHT_MAX,
+            check_quorum: true,
+            pre_vote: true,
+            // raft-rs draws its own timeout from a generator that no seed reaches. Ours is always shorter.
+            min_election_tick: 2 * election_ticks,
+            max_election_tick: 2 * election_ticks + 1,
+            max_committed_size_per_ready: COMMITTED_BYTES_MAX,
+            ..Config::default()
+        };
+        let logger = slog::Logger::root(slog::Discard, slog::o!());
+        let node =
+            RawNode::new(&raft_config, store, &logger).expect("the configuration was checked and the state fits");
+        let mut timer = Timer { last_tick: now, election_ticks, patience: 0, random: config.seed };
+        timer.redraw();
+        let mut driver = RaftDriver {
+            node,
+            boot: config.boot,
+            hard_state,
+            in_flight: VecDeque::new(),
+            released: Vec::new(),
+            membership,
+            role: Role::Follower(0),
+            reads_issued: 0,
+            timer,
+        };
+        driver.campaign_if_alone();
+        driver
+    }
+
+    /// This member's id.
+    pub fn id(&self) -> u64 {
+        self.node.raft.id
+    }
+
+    /// The current term.
+    pub fn term(&self) -> u64 {
+        self.node.raft.term
+    }
+
+    /// The newest index known to be committed.
+    pub fn commit_index(&self) -> u64 {
+        self.node.raft.raft_log.committed
+    }
+
+    /// The role that the last step told.
+    pub fn role(&self) -> Role {
+        self.role
+    }
+
+    /// The membership up to the applied entries.
+    pub fn membership(&self) -> &Membership {
+        &self.membership
+    }
+
+    /// Whether this member is the only one. What it has published is then all that anybody was ever answered.
+    pub fn is_alone(&self) -> bool {
+        self.membership.is_only(self.id())
+    }
+
+    /// Whether this member leads and has committed an entry of its own term: only then does it know what is committed.
+    pub fn knows_commit_index(&self) -> bool {
+        self.node.raft.state == StateRole::Leader && self.node.raft.commit_to_current_term()
+    }
+
+    /// Bytes of the entries that are kept in memory: those that are not applied.
+    pub fn cached_bytes(&self) -> u64 {
+        self.node.store().bytes()
+    }
+
+    /// Puts data into the log, if this member leads.
+    pub fn propose(&mut self, data: Bytes) -> Result<Proposed, NotLeader> {
+        assert!(!data.is_empty(), "an entry without data is raft-rs's own");
+        self.propose_entry(Entry { data, ..Entry::default() })
+    }
+
+    /// Proposes a change of membership, if this member leads and no other change is under way.
+    pub fn propose_change(&mut self, change: MembershipChange) -> Result<Proposed, NotLeader> {
+        if self.node.raft.state != StateRole::Leader || self.node.raft.has_pending_conf() {
+            return Err(NotLeader);
+        }
+        let before = self.newest_index();
+        self.node.propose_conf_change(change.to_bytes(), change.to_conf_change()).map_err(|_| NotLeader)?;
+        assert_eq!(self.newest_index(), before + 1, "an accepted proposal is one entry");
+        Ok(Proposed { index: before + 1, term: self.term() })
+    }
+
+    fn propose_entry(&mut self, entry: Entry) -> Result<Proposed, NotLeader> {
+        // raft-rs would send a follower's proposal to the leader, and drop it in silence when there is none.
+        if self.node.raft.state != StateRole::Leader {
+            return Err(NotLeader);
+        }
+        let before = self.newest_index();
+        let mut message = Message::default();
+        message.set_msg_type(MessageType::MsgPropose);
+        message.from = self.id();
+        message.mut_entries().push(entry);
+        self.node.step(message).map_err(|_| NotLeader)?;
+        assert_eq!(self.newest_index(), before + 1, "an accepted proposal is one entry");
+        Ok(Proposed { index: before + 1, term: self.term() })
+    }
+
+    fn newest_index(&self) -> u64 {
+        self.node.raft.raft_log.last_index()
+    }
+
+    /// Asks for a read index. Returns the number that confirms it; none while no answer can come: without a leader, or
+    /// before a leader's first commit of its term, when raft-rs would drop the question in silence. Ask again later.
+    pub fn read_index(&mut self) -> Option<u64> {
+        let askable = match self.node.raft.state {
+            StateRole::Leader => self.knows_commit_index(),
+            _ => self.node.raft.leader_id != 0,
+        };
+        if !askable {
+            return None;
+        }
+        self.reads_issued += 1;
+        let mut context = Vec::with_capacity(3 * size_of::<u64>());
+        for part in [self.id(), self.boot, self.reads_issued] {
+            context.extend(part.to_le_bytes());
+        }
+        self.node.read_index(context);
+        Some(self.reads_issued)
+    }
+
+    /// Everything up to this index is applied.
+    pub fn handle_applied(&mut self, index: u64) {
+        self.node.advance_apply_to(index);
+        self.node.mut_store().forget_through(index);
+    }
+
+    /// A committed change of membership is applied.
+    pub fn apply_change(&mut self, change: MembershipChange) {
+        // raft-rs refuses a change that makes no sense, on every member alike; it is then without effect.
+        if let Ok(state) = self.node.apply_conf_change(&change.to_conf_change()) {
+            self.membership = Membership::from_conf_state(&state);
+        }
+        self.campaign_if_alone();
+    }
+
+    /// A message of another member.
+    pub fn handle_message(&mut self, message: Message) {
+        // A message that does not fit the state is dropped, as if the network had lost it.
+        let _ = self.node.step(message);
+    }
+
+    /// Appends up to this number are durable, in this process's order.
+    pub fn handle_durable(&mut self, durable: AppendNumber) {
+        let mut persisted = None;
+        while let Some(step) = self.in_flight.front() {
+            if step.append.is_some_and(|append| append > durable) {
+                break;
+            }
+            let step = self.in_flight.pop_front().expect("the front was just seen");
+            persisted = Some(step.ready);
+            self.released.extend(step.messages);
+        }
+        if let Some(ready) = persisted {
+            self.node.on_persist_ready(ready);
+        }
+    }
+
+    /// Time has passed.
+    pub fn handle_timeout(&mut self, now: Duration) {
+        if self.is_quiet() {
+            self.timer.last_tick = now;
+            return;
+        }
+        let due = now.saturating_sub(self.timer.last_tick).as_millis() / limits::TICK.as_millis();
+        let due = u32::try_from(due).unwrap_or(u32::MAX);
+        let election_ticks = u32::try_from(self.timer.election_ticks).expect("a tick count is small");
+        let caught_up = election_ticks * CATCH_UP_TIMEOUTS_MAX;
+        if due > caught_up {
+            self.timer.last_tick = now - limits::TICK * caught_up;
+        }
+        for _ in 0..due.min(caught_up) {
+            self.timer.last_tick += limits::TICK;
+            self.node.tick();
+            self.campaign_if_impatient();
+        }
+    }
+
+    /// When [`RaftDriver::handle_timeout`] wants to be called.
+    pub fn poll_timeout(&self) -> Option<Duration> {
+        if self.is_quiet() { None } else { Some(self.timer.last_tick + limits::TICK) }
+    }
+
+    /// A leader without peers has nobody to send heartbeats to, and never loses its quorum.
+    fn is_quiet(&self) -> bool {
+        self.is_alone() && self.node.raft.state == StateRole::Leader
+    }
+
+    fn campaign_if_alone(&mut self) {
+        if self.is_alone() && self.node.raft.state != StateRole::Leader {
+            self.campaign();
+        }
+    }
+
+    fn campaign_if_impatient(&mut self) {
+        let raft = &self.node.raft;
+        if raft.state == StateRole::Leader || !raft.promotable() || raft.election_elapsed < self.timer.patience {
+            return;
+        }
+        self.campaign();
+        // A pre-candidate's clock goes on; the next attempt waits a whole patience again.
+        self.node.raft.election_elapsed = 0;
+        self.timer.redraw();
+    }
+
+    fn campaign(&mut self) {
+        // It fails only for reasons that a later attempt overcomes, such as an unapplied change of membership.
+        let _ = self.node.campaign();
+    }
+
+    /// The next step. `append` hands an append to the log and gives its number. Call until there is none.
+    pub fn poll(&mut self, append: &mut dyn FnMut(Append) -> AppendNumber) -> Option<Step> {
+        if !self.node.has_ready() {
+            if self.released.is_empty() {
+                return None;
+            }
+            return Some(Step { messages: std::mem::take(&mut self.released), ..Step::default() });
+        }
+        let mut ready = self.node.ready();
+        assert!(ready.snapshot().is_empty(), "no peer sends snapshots");
+        let mut step = Step {
+            committed: ready.take_committed_entries().iter().map(to_log).collect(),
+            reads: ready.take_read_states().iter().filter_map(|state| self.read_confirmed(state)).collect(),
+            messages: std::mem::take(&mut self.released),
+            role: None,
+        };
+        step.messages.extend(ready.take_messages());
+        let append = self.append(&mut ready, append);
+        let (late, early) = ready.take_persisted_messages().into_iter().partition(speaks_of_durable_state);
+        step.messages.extend::<Vec<Message>>(early);
+        self.in_flight.push_back(InFlight { ready: ready.number(), append, messages: late });
+        self.node.advance_append_async(ready);
+        step.role = self.role_change();
+        // Steps without an append are as durable as what stands before them.
+        while self.in_flight.front().is_some_and(|step| step.append.is_none()) {
+            let step = self.in_flight.pop_front().expect("the front was just seen");
+            self.node.on_persist_ready(step.ready);
+            self.released.extend(step.messages);
+        }
+        Some(step)
+    }
+
+    fn append(&mut self, ready: &mut Ready, append: &mut dyn FnMut(Append) -> AppendNumber) -> Option<AppendNumber> {
+        if let Some(state) = ready.hs() {
+            self.hard_state = wal::HardState { term: state.term, vote: state.vote, commit: state.commit };
+        }
+        // A commit index that moved by itself rides with the next append: a restart finds it out anew.
+        if !ready.must_sync() {
+            return None;
+        }
+        let entries = ready.take_entries();
+        self.node.mut_store().append(&entries);
+        let entries = entries.iter().map(to_log).collect();
+        Some(append(Append { entries, hard_state: self.hard_state }))
+    }
+
+    fn read_confirmed(&self, state: &raft::ReadState) -> Option<ReadConfirmed> {
+        let mut parts = state
+            .request_ctx
+            .chunks_exact(size_of::<u64>())
+            .map(|chunk| u64::from_le_bytes(chunk.try_into().expect("chunks have exactly this length")));
+        let [id, boot, number] = [parts.next()?, parts.next()?, parts.next()?];
+        (id == self.id() && boot == self.boot).then_some(ReadConfirmed { number, index: state.index })
+    }
+
+    fn role_change(&mut self) -> Option<Role> {
+        let raft = &self.node.raft;
+        let role = if raft.state == StateRole::Leader { Role::Leader } else { Role::Follower(raft.leader_id) };
+        (std::mem::replace(&mut self.role, role) != role).then_some(role)
+    }
+}
+
+/// Whether a message of a member that does not lead rests on state that must be durable first. Answers to heartbeats
+/// and pre-votes, and questions for a read index, rest on nothing.
+fn speaks_of_durable_state(message: &Message) -> bool {
+    !matches!(
+        message.get_msg_type(),
+        MessageType::MsgHeartbeatResponse
+            | MessageType::MsgRequestPreVote
+            | MessageType::MsgRequestPreVoteResponse
+            | MessageType::MsgReadIndex
+            | MessageType::MsgReadIndexResp
+    )
+}

@@ -1,0 +1,158 @@
+//! What raft-rs reads: the entries above the applied index, in memory, and the state it starts from.
+
+use std::collections::VecDeque;
+
+use garboard_wal as wal;
+use raft::eraftpb::{Entry, EntryType, HardState, Snapshot};
+use raft::{GetEntriesContext, RaftState, Storage, StorageError};
+
+use super::membership::Membership;
+
+/// What an entry costs in memory beside its data.
+const ENTRY_OVERHEAD_BYTES: u64 = 128;
+
+/// raft-rs's storage. It holds what was handed to the log, durable or not: raft-rs knows the durable prefix by itself.
+///
+/// Invariants: `entries[i]` has index `base_index + 1 + i`; `bytes` is the sum of the entries' costs. It grows by
+/// proposals, which stop at [`crate::limits::PENDING_BYTES_MAX`], and shrinks as entries are applied.
+pub(super) struct LogStore {
+    /// The index before the first entry.
+    base_index: u64,
+    /// The term of that index.
+    base_term: u64,
+    entries: VecDeque<Entry>,
+    bytes: u64,
+    /// What raft-rs starts from; not kept up to date.
+    initial: (HardState, Membership),
+}
+
+impl LogStore {
+    pub(super) fn new(base_index: u64, base_term: u64, hard_state: HardState, membership: Membership) -> LogStore {
+        LogStore { base_index, base_term, entries: VecDeque::new(), bytes: 0, initial: (hard_state, membership) }
+    }
+
+    /// Bytes that the entries take.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(super) fn newest_index(&self) -> u64 {
+        self.base_index + u64::try_from(self.entries.len()).expect("the entries fit in memory")
+    }
+
+    /// Appends entries; a first index at or below the last one replaces what follows.
+    pub(super) fn append(&mut self, entries: &[Entry]) {
+        let Some(first) = entries.first() else { return };
+        assert!(first.index > self.base_index, "applied entries are never replaced");
+        assert!(first.index <= self.newest_index() + 1, "entries have no gaps");
+        while self.newest_index() >= first.index {
+            let replaced = self.entries.pop_back().expect("an entry above the base is held");
+            self.bytes -= cost(&replaced);
+        }
+        for entry in entries {
+            assert_eq!(entry.index, self.newest_index() + 1, "entries are consecutive");
+            self.bytes += cost(entry);
+            self.entries.push_back(entry.clone());
+        }
+    }
+
+    /// Forgets entries up to an applied index.
+    pub(super) fn forget_through(&mut self, index: u64) {
+        while self.base_index < index {
+            let entry = self.entries.pop_front().expect("only entries that are held are applied");
+            self.bytes -= cost(&entry);
+            self.base_index = entry.index;
+            self.base_term = entry.term;
+        }
+    }
+
+    fn position(&self, index: u64) -> usize {
+        usize::try_from(index - self.base_index - 1).expect("the entries fit in memory")
+    }
+}
+
+fn cost(entry: &Entry) -> u64 {
+    let content = entry.data.len() + entry.context.len();
+    u64::try_from(content).expect("an entry fits in memory") + ENTRY_OVERHEAD_BYTES
+}
+
+impl Storage for LogStore {
+    fn initial_state(&self) -> raft::Result<RaftState> {
+        let (hard_state, membership) = &self.initial;
+        Ok(RaftState::new(hard_state.clone(), membership.to_conf_state()))
+    }
+
+    fn entries(
+        &self,
+        low: u64,
+        high: u64,
+        max_size: impl Into<Option<u64>>,
+        _context: GetEntriesContext,
+    ) -> raft::Result<Vec<Entry>> {
+        if low <= self.base_index {
+            return Err(StorageError::Compacted.into());
+        }
+        assert!(high <= self.newest_index() + 1, "raft-rs asks for entries it was given");
+        let max_bytes = max_size.into().unwrap_or(u64::MAX);
+        let mut bytes = 0;
+        let range = self.position(low)..self.position(high);
+        let within = |entry: &&Entry| {
+            bytes += cost(entry);
+            bytes <= max_bytes
+        };
+        let mut found: Vec<Entry> = self.entries.range(range.clone()).take_while(within).cloned().collect();
+        if found.is_empty() {
+            found.extend(self.entries.range(range).next().cloned());
+        }
+        Ok(found)
+    }
+
+    fn term(&self, index: u64) -> raft::Result<u64> {
+        if index == self.base_index {
+            return Ok(self.base_term);
+        }
+        if index < self.base_index {
+            return Err(StorageError::Compacted.into());
+        }
+        match self.entries.get(self.position(index)) {
+            Some(entry) => Ok(entry.term),
+            None => Err(StorageError::Unavailable.into()),
+        }
+    }
+
+    fn first_index(&self) -> raft::Result<u64> {
+        Ok(self.base_index + 1)
+    }
+
+    fn last_index(&self) -> raft::Result<u64> {
+        Ok(self.newest_index())
+    }
+
+    fn snapshot(&self, _request_index: u64, _to: u64) -> raft::Result<Snapshot> {
+        Err(StorageError::SnapshotTemporarilyUnavailable.into())
+    }
+}
+
+/// As the log stores an entry. Of a membership change only our own encoding goes there, which raft-rs carries as the
+/// entry's context.
+pub(super) fn to_log(entry: &Entry) -> wal::Entry {
+    let (kind, data) = match entry.get_entry_type() {
+        EntryType::EntryNormal => (wal::EntryKind::Normal, entry.data.clone()),
+        EntryType::EntryConfChange => (wal::EntryKind::ConfChange, entry.context.clone()),
+        EntryType::EntryConfChangeV2 => unreachable!("memberships change by one member at a time"),
+    };
+    wal::Entry { index: entry.index, term: entry.term, kind, context: bytes::Bytes::new(), data }
+}
+
+/// As raft-rs holds an entry of the log.
+pub(super) fn from_log(entry: &wal::Entry) -> Entry {
+    let mut raft_entry = Entry { index: entry.index, term: entry.term, ..Entry::default() };
+    match entry.kind {
+        wal::EntryKind::Normal => raft_entry.data = entry.data.clone(),
+        wal::EntryKind::ConfChange | wal::EntryKind::ConfChangeV2 => {
+            raft_entry.set_entry_type(EntryType::EntryConfChange);
+            raft_entry.context = entry.data.clone();
+        }
+    }
+    raft_entry
+}
