@@ -71,6 +71,10 @@ pub const QUOTA_COST_LEASE: u64 = 64;
 /// The quota when none is given.
 pub const QUOTA_DEFAULT_BYTES: u64 = 2 * 1024 * 1024 * 1024;
 
+/// Depth to which transactions nest: what the entry decoder follows and evaluation accepts. Validation allows no more
+/// levels than operations.
+pub const TXN_DEPTH_MAX: usize = 160;
+
 const _: () = assert!(REVOKE_BATCH_MAX as u128 * 1_000 / REVOKE_INTERVAL.as_millis() <= 1_000);
 const _: () = assert!(UNAPPLIED_COMMANDS_MAX <= PENDING_COMMANDS_MAX);
 const _: () = assert!(ENTRY_BYTES_MAX as u64 <= PENDING_BYTES_MAX);

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::{Batch, DecodeError, Item, VERSION, tag};
-use crate::read::limits::TXN_DEPTH_MAX;
+use crate::limits::TXN_DEPTH_MAX;
 use crate::request::{
     Alarm, AlarmKind, Command, Compare, CompareOperator, CompareTarget, DeleteRange, KeyRange, KeyspaceId, Operation,
     Principal, Put, Range, SortOrder, SortTarget, Txn,
