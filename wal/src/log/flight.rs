@@ -67,7 +67,7 @@ impl Flight {
     /// The batch as a possible anchor.
     pub(crate) fn mark(&self, epoch: u64) -> Mark {
         let link = self.link.expect("a batch is encoded before it is done");
-        Mark { epoch, sequence: self.sequence, hard_state: self.hard_state, link }
+        Mark::new(epoch, self.sequence, self.hard_state, link)
     }
 }
 

@@ -13,7 +13,17 @@ pub(crate) struct Mark {
     pub(crate) sequence: u64,
     pub(crate) hard_state: HardState,
     pub(crate) link: Link,
+    /// The lowest first index of this batch and of the ones right before it that are not remembered.
+    pub(crate) lowest_index: u64,
 }
+
+impl Mark {
+    pub(crate) fn new(epoch: u64, sequence: u64, hard_state: HardState, link: Link) -> Mark {
+        Mark { epoch, sequence, hard_state, link, lowest_index: link.first_index }
+    }
+}
+
+const _: () = assert!(MARKS_MAX.is_multiple_of(2));
 
 /// The durable batches since the last anchor, in order of sequence; when there are too many, every other one.
 #[derive(Clone, Debug)]
@@ -34,20 +44,35 @@ impl Marks {
     pub(crate) fn push(&mut self, mark: Mark) {
         assert!(self.ring.back().map_or(self.base.sequence, |last| last.sequence) < mark.sequence);
         if self.ring.len() == MARKS_MAX {
-            // A coarser ring only makes an anchor a little older than it could be.
-            let mut keep = false;
-            self.ring.retain(|_| {
-                keep = !keep;
-                keep
-            });
+            self.thin();
         }
         self.ring.push_back(mark);
     }
 
-    /// The newest batch whose last index is at most `applied_index`. Everything behind it in the chain is either a
-    /// continuation or replaces entries above the commit index, thus above `applied_index`.
+    /// Forgets every other batch: a coarser ring only makes an anchor a little older than it could be.
+    fn thin(&mut self) {
+        let mut dropped: Option<u64> = None;
+        self.ring.retain_mut(|mark| match dropped.take() {
+            None => {
+                dropped = Some(mark.lowest_index);
+                false
+            }
+            Some(lowest) => {
+                mark.lowest_index = mark.lowest_index.min(lowest);
+                true
+            }
+        });
+        assert!(dropped.is_none(), "the ring has an even size, so that the newest batch is kept");
+    }
+
+    /// The newest batch whose last index is at most `applied_index` and of whose entries none was replaced later.
     pub(crate) fn anchor(&self, applied_index: u64, durable_sequence: u64) -> Anchor {
-        let found = self.ring.iter().rev().find(|mark| mark.link.last_index <= applied_index);
+        let mut lowest = u64::MAX;
+        let found = self.ring.iter().rev().find(|mark| {
+            let stands = mark.link.last_index <= applied_index && mark.link.last_index < lowest;
+            lowest = lowest.min(mark.lowest_index);
+            stands
+        });
         let mut anchor = self.base;
         if let Some(mark) = found {
             anchor.epoch = mark.epoch;
@@ -70,5 +95,38 @@ impl Marks {
         while self.ring.front().is_some_and(|mark| mark.sequence <= anchor.sequence) {
             self.ring.pop_front();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::Kind;
+
+    fn mark(sequence: u64, first_index: u64, last_index: u64) -> Mark {
+        let link = Link { kind: Kind::Entries, first_index, last_index, last_term: 1, checksum: 7 };
+        Mark::new(1, sequence, HardState::default(), link)
+    }
+
+    #[test]
+    fn an_anchor_never_lies_behind_entries_that_were_replaced() {
+        let mut marks = Marks::new(Anchor::genesis(1));
+        for (sequence, first, last) in [(1, 1, 4), (2, 5, 9), (3, 8, 12), (4, 13, 13)] {
+            marks.push(mark(sequence, first, last));
+        }
+        let sequences = [0, 3, 4, 9, 11, 12, 13].map(|applied| marks.anchor(applied, 4).sequence);
+        assert_eq!(sequences, [0, 0, 1, 1, 1, 3, 4]);
+    }
+
+    #[test]
+    fn a_full_ring_forgets_batches_and_still_never_names_a_replaced_one() {
+        let mut marks = Marks::new(Anchor::genesis(1));
+        for sequence in 1..=10 * u64::try_from(MARKS_MAX).unwrap() {
+            // Each batch replaces the last entry of the one before it.
+            marks.push(mark(sequence, 10 * sequence, 10 * sequence + 10));
+        }
+        assert!(marks.ring.len() <= MARKS_MAX);
+        assert_eq!(marks.anchor(u64::MAX, 1).sequence, 10 * u64::try_from(MARKS_MAX).unwrap());
+        assert_eq!(marks.anchor(10 * 10 * u64::try_from(MARKS_MAX).unwrap() + 9, 1).sequence, 0);
     }
 }

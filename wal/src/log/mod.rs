@@ -165,7 +165,7 @@ impl Log {
             assert!(entries.first().is_none_or(|entry| entry.index == first_index));
             entries.iter().for_each(|entry| terms.put(entry.index, entry.term));
         }
-        let before = Mark { epoch: epoch - 1, sequence: cut, hard_state, link };
+        let before = Mark::new(epoch - 1, cut, hard_state, link);
         Log {
             config,
             manifest,

@@ -162,10 +162,12 @@ impl Pending {
             let last = self.batches.back_mut().expect("one is open");
             let full = last.body_len + size > self.body_max || last.entries.len() == BATCH_ENTRIES_MAX;
             if full && !last.entries.is_empty() {
-                // A part of an append must not claim that what the other parts hold is committed.
-                let commit = hard_state.commit.min(last.last_index());
-                last.hard_state = HardState { commit, ..hard_state };
-                self.hard_state = last.hard_state;
+                if entry.index > first_index {
+                    // A part of an append must not claim that what the other parts hold is committed.
+                    let commit = hard_state.commit.min(last.last_index());
+                    last.hard_state = HardState { commit, ..hard_state };
+                    self.hard_state = last.hard_state;
+                }
                 self.open();
             }
             let last = self.batches.back_mut().expect("one is open");

@@ -104,7 +104,7 @@ pub(crate) fn follow(scanned: &[Scanned], meta: &MetaFacts, anchor: &Anchor, win
     let mut contradiction = None;
     while let Some(found) = survey.live.get(&(chain.sequence + 1)).and_then(|batches| chain.successor(batches)) {
         let Some(body) = &found.body else { break };
-        match chain.extend(found, body, meta.applied_index) {
+        match chain.extend(found, body) {
             Ok(()) => {}
             Err(Contradiction) => {
                 contradiction = Some(found.location());
@@ -157,9 +157,8 @@ impl Chain {
         follows.or(batches.first()).copied()
     }
 
-    fn extend(&mut self, found: &Found, body: &Bytes, applied_index: u64) -> Result<(), Contradiction> {
+    fn extend(&mut self, found: &Found, body: &Bytes) -> Result<(), Contradiction> {
         let header = &found.header;
-        let committed = self.hard_state.commit.max(applied_index);
         let epoch_right = match header.kind {
             Kind::EpochStart => header.epoch > self.epoch && header.cut == self.sequence,
             _ => header.epoch == self.epoch,
@@ -170,7 +169,7 @@ impl Chain {
             && epoch_right
             && header.first_index <= self.terms.last_index() + 1
             && (header.entry_count > 0 || header.first_index == self.terms.last_index() + 1)
-            && !(replaces && header.first_index <= committed)
+            && !(replaces && header.first_index <= self.hard_state.commit)
             && self.terms.at(header.first_index - 1) == Some(header.term_before)
             && state.term >= self.hard_state.term
             && state.commit >= self.hard_state.commit;
@@ -207,8 +206,7 @@ impl Chain {
         self.epoch = header.epoch;
         self.link = header.link(found.checksum);
         self.hard_state = header.hard_state;
-        let mark =
-            Mark { epoch: header.epoch, sequence: header.sequence, hard_state: header.hard_state, link: self.link };
+        let mark = Mark::new(header.epoch, header.sequence, header.hard_state, self.link);
         self.marks.push(mark);
         let end = header.offset + header.size();
         self.ends.insert((header.shard, header.segment), (header.sequence, end));

@@ -1,6 +1,8 @@
 //! A shell over a simulated disk, and helpers that every test of the log shares.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub mod model;
+
 use core::time::Duration;
 
 use bytes::Bytes;
@@ -141,7 +143,8 @@ impl Shell {
 
     fn done(&mut self, op: OpId, result: Result<(), simdisk::DiskError>) -> Result<(), ()> {
         self.log.handle_done(self.now, op, result.map_err(disk_error)).map_err(|failure| {
-            self.failure = Some(failure);
+            // The first one is the reason; what completes later only hears that the log has failed.
+            self.failure.get_or_insert(failure);
         })
     }
 
@@ -156,7 +159,7 @@ impl Shell {
     pub fn settle(&mut self) {
         loop {
             self.pump();
-            if self.in_flight.is_empty() || self.complete(0).is_err() {
+            if self.failure.is_some() || self.in_flight.is_empty() || self.complete(0).is_err() {
                 return;
             }
         }
