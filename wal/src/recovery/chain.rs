@@ -8,6 +8,7 @@ use super::scan::{Found, Scanned};
 use super::table::{Beyond, Findings, ReadError};
 use super::{Location, MetaFacts};
 use crate::format::{Anchor, BatchHeader, Kind, Link, decode_body};
+use crate::limits::{ALIGNMENT, SEAL_SLOTS};
 use crate::log::{Mark, Marks, Terms};
 use crate::{Entry, HardState};
 
@@ -218,7 +219,7 @@ impl Chain {
         self.beyond_count = u64::try_from(survey.live.range(end + 1..).count()).expect("counts fit 64 bits");
         self.findings.beyond = match last {
             None => Beyond::Nothing,
-            Some(last) if last <= self.durable_sequence + window => Beyond::WithinWindow,
+            Some(last) if last <= self.durable_sequence.saturating_add(window) => Beyond::WithinWindow,
             Some(_) => Beyond::PastWindow,
         };
         self.findings.reaches_durable = end >= self.durable_sequence;
@@ -248,8 +249,8 @@ fn locate_hole(chain: &Chain, survey: &Survey<'_>, scanned: &[Scanned]) -> Locat
         return location;
     }
     // What comes after it shows a gap before itself.
-    let after = survey.live.range(missing + 1..).next().and_then(|(_, batches)| batches.first());
-    if let Some(gap) = after.and_then(|found| gap_before(found, scanned)) {
+    let mut after = survey.live.range(missing + 1..).flat_map(|(_, batches)| batches);
+    if let Some(gap) = after.find_map(|found| gap_before(found, scanned)) {
         return gap;
     }
     let end = chain.ends.iter().max_by_key(|(_, (sequence, _))| *sequence);
@@ -279,10 +280,15 @@ fn unreadable_location(scanned: &[Scanned]) -> Option<Location> {
 fn gap_before(after: &Found, scanned: &[Scanned]) -> Option<Location> {
     let Location { shard, segment, offset } = after.location();
     let file = scanned.iter().find(|scanned| (scanned.file.shard, scanned.file.segment) == (shard, segment))?;
-    let earlier = file.found.iter().filter(|found| {
-        let header = &found.header;
-        header.generation == after.header.generation && header.offset < offset && header.kind != Kind::Seal
-    });
-    let start = earlier.map(|found| found.header.offset + found.header.size()).max().unwrap_or(0);
+    let earlier = file
+        .found
+        .iter()
+        .filter(|found| found.header.generation == after.header.generation && found.header.offset < offset);
+    // Batches start behind the seal slots of a segment that was sealed in.
+    let end = |found: &Found| match found.header.kind {
+        Kind::Seal => SEAL_SLOTS * ALIGNMENT,
+        _ => found.header.offset + found.header.size(),
+    };
+    let start = earlier.map(end).max().unwrap_or(0);
     (start < offset).then_some(Location { shard, segment, offset: start })
 }
