@@ -1,4 +1,4 @@
-//! Generates the messages that the load needs, and the service of the stub that the tests run against.
+//! Generates the messages and the client that the load needs, and the service of the stub that the tests run against.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -7,11 +7,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=proto/bench.proto");
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
     let descriptors = protox::compile(["proto/bench.proto"], ["proto"])?;
-    for (folder, server) in [("messages", false), ("stub", true)] {
+    for (folder, client, server) in [("client", true, false), ("stub", false, true)] {
         let folder = out.join(folder);
         std::fs::create_dir_all(&folder)?;
         tonic_prost_build::configure()
-            .build_client(false)
+            .build_client(client)
             .build_server(server)
             .build_transport(false)
             .bytes(".")

@@ -1,7 +1,5 @@
 //! What can go wrong, in words that say what to do.
 
-use crate::client::{CallError, Method};
-use crate::workload::OperationError;
 use std::error::Error as _;
 use std::time::Duration;
 
@@ -27,12 +25,6 @@ pub enum BenchError {
         endpoint: String,
         /// What the HTTP library said.
         reason: String,
-    },
-    /// The endpoint takes a call and does not answer it.
-    #[error("{endpoint} accepts calls but does not answer them")]
-    NoAnswer {
-        /// The endpoint's address.
-        endpoint: String,
     },
     /// The endpoint answered a call that the run cannot do without with an error.
     #[error("{endpoint} answered {call} with {code}: {message}")]
@@ -90,21 +82,6 @@ pub enum BenchError {
 }
 
 impl BenchError {
-    /// A call that the run cannot do without, and that failed.
-    pub(crate) fn of_call(endpoint: &str, method: Method, error: &OperationError) -> Self {
-        let endpoint = endpoint.to_owned();
-        let call = method.name();
-        match error {
-            OperationError::Call(CallError::Status(status)) => {
-                Self::Call { endpoint, call, code: status.code_name().to_owned(), message: status.message.clone() }
-            }
-            OperationError::Call(error) if error.broke_the_connection() => {
-                Self::ConnectionLost { endpoint, reason: error.to_string() }
-            }
-            error => Self::Call { endpoint, call, code: "an error".to_owned(), message: error.to_string() },
-        }
-    }
-
     /// What whoever runs the load can do about it.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
@@ -114,7 +91,6 @@ impl BenchError {
             Self::Protocol { .. } => {
                 Some("name the client port of a server that listens without TLS (etcd's default is 2379)")
             }
-            Self::NoAnswer { .. } => Some("a cluster without a leader does that; see its log"),
             Self::ConnectionLost { .. } => Some("is the server still alive? its log should say why it hung up"),
             Self::Stalled { .. } => Some("--stall-seconds sets how long the load waits"),
             Self::Process { .. } => Some("--pid and --vs-pid name running server processes on this machine"),

@@ -22,10 +22,10 @@ mod stats;
 mod watch;
 mod workload;
 
-/// The messages of the part of etcd's API that the load uses.
+/// The messages and clients of the part of etcd's API that the load uses.
 mod proto {
     #![allow(missing_docs, clippy::all, reason = "generated")]
-    include!(concat!(env!("OUT_DIR"), "/messages/etcdserverpb.rs"));
+    include!(concat!(env!("OUT_DIR"), "/client/etcdserverpb.rs"));
 }
 
 pub use args::{BenchArgs, CountArgs, LoadArgs, Operation, Plan, RangeArgs, Target, WatchArgs, WorkloadArgs};
@@ -158,21 +158,42 @@ fn count_keys(workload: &Workload, target: &Target) -> Result<u64, BenchError> {
     runtime.block_on(async {
         let mut least = u64::MAX;
         for endpoint in &target.endpoints {
-            let mut connection = client::Connection::open(endpoint).await?;
-            let asked = tokio::time::timeout(limits::CONNECT_TIMEOUT, workload.count(&mut connection, false));
-            let count = asked.await.map_err(|_elapsed| BenchError::NoAnswer { endpoint: endpoint.to_string() })?;
-            least = least.min(count.map_err(|error| refused(endpoint, &error))?);
+            let connection = client::Connection::open(endpoint).await?;
+            let asked = tokio::time::timeout(limits::CONNECT_TIMEOUT, async {
+                workload.count(&mut connection.kv(), false).await
+            });
+            let reason = match asked.await {
+                Ok(Ok(count)) => {
+                    least = least.min(count);
+                    continue;
+                }
+                Ok(Err(error)) => error,
+                Err(_elapsed) => workload::OperationError::Status(Box::new(tonic::Status::deadline_exceeded(
+                    "no answer for some seconds; does the cluster have a leader?",
+                ))),
+            };
+            return Err(refused(endpoint, &connection, &reason));
         }
         Ok(least)
     })
 }
 
-fn refused(endpoint: &Endpoint, error: &workload::OperationError) -> BenchError {
+fn refused(endpoint: &Endpoint, connection: &client::Connection, error: &workload::OperationError) -> BenchError {
     let endpoint = endpoint.to_string();
-    match BenchError::of_call(&endpoint, client::Method::Range, error) {
-        // On the first call of a connection this is a peer that does not speak HTTP/2.
-        BenchError::ConnectionLost { reason, .. } => BenchError::Protocol { endpoint, reason },
-        other => other,
+    match error {
+        // A peer that does not speak HTTP/2 hangs up at once, so the connection is closed by now.
+        workload::OperationError::Status(status) if connection.is_closed() => {
+            BenchError::Protocol { endpoint, reason: status.message().to_owned() }
+        }
+        workload::OperationError::Status(status) => BenchError::Call {
+            endpoint,
+            call: "Range",
+            code: format!("{:?}", status.code()),
+            message: status.message().to_owned(),
+        },
+        workload::OperationError::WrongAnswer(what) => {
+            BenchError::Call { endpoint, call: "Range", code: "a wrong answer".into(), message: what.clone() }
+        }
     }
 }
 

@@ -5,13 +5,13 @@
 //! stall.
 
 use crate::args::{Operation, Target};
-use crate::client::{Connection, Method};
+use crate::client::Connection;
 use crate::cpu;
 use crate::error::BenchError;
 use crate::limits;
 use crate::pacer::FineTimer;
 use crate::schedule::{self, Schedule};
-use crate::watch::Watcher;
+use crate::watch::{self, Watcher};
 use crate::workload::{OperationError, Stamp, Workload};
 use hdrhistogram::Histogram;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -249,7 +249,7 @@ async fn generate(
     let mut watchers = Vec::new();
     if let Operation::Watch { watchers: count } = round.workload.operation() {
         for number in 0..schedule::share(count.into(), thread, round.threads) as usize {
-            let connection = connections[number % connections.len()].clone();
+            let connection = &connections[number % connections.len()];
             watchers.push(Watcher::open(connection, round.workload.bounds(), round.target.label()).await?);
         }
     }
@@ -382,19 +382,22 @@ impl Line {
 }
 
 /// One client: takes an operation, does it, records it, until none is left.
-async fn drive(line: Arc<Line>, mut connection: Connection, workload: Workload) -> Result<(), BenchError> {
+async fn drive(line: Arc<Line>, connection: Connection, workload: Workload) -> Result<(), BenchError> {
+    let mut client = connection.kv();
     let awaited_by_watchers = matches!(workload.operation(), Operation::Watch { .. });
     while let Some(Ticket { local_index, intended }) = line.next().await {
         let index = schedule::global_index(local_index, line.thread, line.thread_count);
         let intended_ns = nanos(intended.saturating_duration_since(line.epoch));
         let stamp = Stamp { nonce: line.nonce, intended_ns };
         let sent = Instant::now();
-        let error = workload.perform(&mut connection, line.number, index, stamp).await.err();
+        let error = workload.perform(&mut client, line.number, index, stamp).await.err();
         if let Some(error) = &error {
-            let connection_is_gone = matches!(error, OperationError::Call(error) if error.broke_the_connection());
-            if connection_is_gone || awaited_by_watchers {
-                let method = if workload.operation().reads() { Method::Range } else { Method::Put };
-                return Err(BenchError::of_call(&line.endpoint, method, error));
+            let reason = error.to_string();
+            if connection.is_closed() {
+                return Err(BenchError::ConnectionLost { endpoint: line.endpoint.clone(), reason });
+            }
+            if awaited_by_watchers {
+                return Err(watch::put_failed(&line.endpoint, error));
             }
         }
         line.record(intended, sent, error);

@@ -1,9 +1,10 @@
 //! What each operation is: its key, its value, and whether the answer is the one it must be.
 
 use crate::args::{Operation, Plan};
-use crate::client::{CallError, Connection, Method};
+use crate::client::Connection;
 use crate::limits;
-use crate::proto::{PutRequest, PutResponse, RangeRequest, RangeResponse};
+use crate::proto::kv_client::KvClient;
+use crate::proto::{PutRequest, RangeRequest};
 use bytes::{BufMut, Bytes, BytesMut};
 
 /// A run's operations. Each is a function of the seed, the round and its number, so both endpoints of a comparison
@@ -27,8 +28,8 @@ pub struct Workload {
 #[derive(Debug, thiserror::Error)]
 pub enum OperationError {
     /// The call failed.
-    #[error(transparent)]
-    Call(#[from] CallError),
+    #[error("{:?}: {}", .0.code(), .0.message())]
+    Status(#[from] Box<tonic::Status>),
     /// The answer is not the one that it must be.
     #[error("wrong answer: {0}")]
     WrongAnswer(String),
@@ -107,7 +108,7 @@ impl Workload {
     /// Does operation `index` of round `round` and checks the answer.
     pub async fn perform(
         &self,
-        client: &mut Connection,
+        client: &mut KvClient<Connection>,
         round: u64,
         index: u64,
         stamp: Stamp,
@@ -128,15 +129,15 @@ impl Workload {
         }
     }
 
-    async fn put(&self, client: &mut Connection, number: u64, value: Bytes) -> Result<(), OperationError> {
+    async fn put(&self, client: &mut KvClient<Connection>, number: u64, value: Bytes) -> Result<(), OperationError> {
         let request = PutRequest { key: key(&self.prefix, number), value, lease: 0 };
-        client.call::<PutResponse>(Method::Put, &request).await?;
+        client.put(request).await.map_err(Box::new)?;
         Ok(())
     }
 
     async fn range(
         &self,
-        client: &mut Connection,
+        client: &mut KvClient<Connection>,
         number: u64,
         limit: u32,
         serializable: bool,
@@ -144,7 +145,7 @@ impl Workload {
         let range_end = if limit == 1 { Bytes::new() } else { self.end.clone() };
         let key = key(&self.prefix, number);
         let request = RangeRequest { key, range_end, limit: limit.into(), serializable, ..RangeRequest::default() };
-        let response: RangeResponse = client.call(Method::Range, &request).await?;
+        let response = client.range(request).await.map_err(Box::new)?.into_inner();
         let expected = u64::from(limit).min(self.key_space - number);
         if response.kvs.len() as u64 != expected {
             return Err(wrong(format!("{} keys in the range, not {expected}", response.kvs.len())));
@@ -153,10 +154,10 @@ impl Workload {
     }
 
     /// How many keys of the key space are there.
-    pub async fn count(&self, client: &mut Connection, serializable: bool) -> Result<u64, OperationError> {
+    pub async fn count(&self, client: &mut KvClient<Connection>, serializable: bool) -> Result<u64, OperationError> {
         let (key, range_end) = self.bounds();
         let request = RangeRequest { key, range_end, count_only: true, serializable, ..RangeRequest::default() };
-        let count = client.call::<RangeResponse>(Method::Range, &request).await?.count;
+        let count = client.range(request).await.map_err(Box::new)?.into_inner().count;
         u64::try_from(count).map_err(|_| wrong(format!("a count of {count}")))
     }
 }

@@ -1,4 +1,4 @@
-//! Generates the message types and service traits from the `.proto` files, without needing `protoc`.
+//! Generates the message types from the `.proto` files, without needing `protoc`.
 
 use std::path::PathBuf;
 
@@ -13,9 +13,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     std::fs::write(out_dir.join("descriptors.bin"), descriptors.encode_to_vec())?;
     tonic_prost_build::configure()
         .build_client(false)
+        .build_server(false)
         .build_transport(false)
         .bytes(".")
-        .codec_path("crate::codec::Codec")
         .emit_rerun_if_changed(false)
         .compile_fds(descriptors)?;
     Ok(())

@@ -1,11 +1,10 @@
-//! The etcd v3 protocol: message types and service traits.
+//! The etcd v3 protocol: its message types.
 //!
 //! Field names, numbers and types are those that etcd 3.7 speaks; `bytes` fields are [`bytes::Bytes`], so that a value
 //! decoded from a received frame shares the frame's memory.
 
 #![forbid(unsafe_code)]
 
-pub mod codec;
 pub mod size;
 
 /// Compiled descriptors of every message and service here, for reflection and the JSON mapping.

@@ -2,6 +2,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod api;
 pub mod config;
 pub mod core;
 pub mod logging;
