@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -26,6 +27,8 @@ const (
 	barrierEvery = 300
 	// lostLimit is how many calls in a row may find no server before a run gives up.
 	lostLimit = 10
+	// readsAtOnce bounds how many reads run at the same time.
+	readsAtOnce = 8
 )
 
 // Runner applies steps to a pair.
@@ -61,32 +64,93 @@ func NewRunner(pair *Pair, table *rows.Table, results *Results) (*Runner, error)
 // Close ends the watch streams.
 func (r *Runner) Close() { r.tracker.Close() }
 
-// Random applies n generated operations and ends with a barrier.
+// Random applies n generated operations and ends with a barrier. Reads that follow each other run at the same time:
+// nothing changes meanwhile, so their answers do not depend on their order.
 func (r *Runner) Random(ctx context.Context, seed uint64, n int, progress func(done int)) error {
 	g := gen.New(seed, n, r.world, watchStreams)
+	var reads []ops.Op
 	for i := range n {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := r.Step(ctx, g.Next()); err != nil {
+		step := g.Next()
+		if step.Op != nil && readOnly(step.Op) {
+			r.prepare(ctx, step.Op)
+			if reads = append(reads, step.Op); len(reads) < readsAtOnce {
+				continue
+			}
+		}
+		if err := r.reads(ctx, reads); err != nil {
 			return err
+		}
+		if reads = reads[:0]; step.Op == nil || !readOnly(step.Op) {
+			if err := r.Step(ctx, step); err != nil {
+				return err
+			}
 		}
 		r.table.HitIf(g.TombstoneAtCompacted(), "M6/tombstone-at-compacted")
 		progress(i + 1)
 	}
+	if err := r.reads(ctx, reads); err != nil {
+		return err
+	}
 	return r.Step(ctx, gen.Step{Name: "last barrier", Watch: func(t *watch.Tracker) { t.Barrier(r.world.Revision) }})
+}
+
+// readOnly tells whether an operation changes nothing and reads nothing that passes by itself.
+func readOnly(op ops.Op) bool {
+	switch o := op.(type) {
+	case *ops.RangeStream, *ops.Health:
+		return true
+	case *ops.Unary:
+		switch o.Req.(type) {
+		case *pb.RangeRequest, *pb.HashKVRequest, *pb.HashRequest, *pb.StatusRequest, *pb.MemberListRequest,
+			*pb.LeaseTimeToLiveRequest, *pb.LeaseLeasesRequest:
+			return true
+		}
+	}
+	return false
+}
+
+// reads runs read-only operations at the same time and compares their answers in order.
+func (r *Runner) reads(ctx context.Context, list []ops.Op) error {
+	type answers struct{ oracle, subject ops.Outcome }
+	got := make([]answers, len(list))
+	var wait sync.WaitGroup
+	for i, op := range list {
+		wait.Go(func() { got[i].oracle, got[i].subject = r.both(ctx, op) })
+	}
+	wait.Wait()
+	for i, op := range list {
+		r.begin()
+		r.judge(op, got[i].oracle, got[i].subject)
+		if err := r.end(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Step applies one step to both servers.
 func (r *Runner) Step(ctx context.Context, step gen.Step) error {
-	r.operation++
-	r.results.Begin(r.Phase, r.operation)
+	r.begin()
 	if step.Op != nil {
 		r.prepare(ctx, step.Op)
-		r.call(ctx, step.Op)
+		oracle, subject := r.both(ctx, step.Op)
+		r.judge(step.Op, oracle, subject)
 	} else {
 		step.Watch(r.tracker)
 	}
+	return r.end()
+}
+
+func (r *Runner) begin() {
+	r.operation++
+	r.results.Begin(r.Phase, r.operation)
+}
+
+// end counts the operation and tells whether to stop.
+func (r *Runner) end() error {
 	if r.sinceBarrier++; r.sinceBarrier >= barrierEvery {
 		r.sinceBarrier = 0
 		r.tracker.Barrier(r.world.Revision)
@@ -146,8 +210,8 @@ func (r *Runner) both(ctx context.Context, op ops.Op) (ops.Outcome, ops.Outcome)
 	return oracle, <-done
 }
 
-func (r *Runner) call(ctx context.Context, op ops.Op) {
-	oracle, subject := r.both(ctx, op)
+// judge learns from the oracle's answer and compares the subject's with it.
+func (r *Runner) judge(op ops.Op, oracle, subject ops.Outcome) {
 	if compare.IsLost(subject.Code) || compare.IsLost(oracle.Code) {
 		r.lost++
 	} else {
