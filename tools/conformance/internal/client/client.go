@@ -36,6 +36,13 @@ type Side struct {
 	keepAlive   pb.Lease_LeaseKeepAliveClient
 }
 
+// NewSide is a side without a connection.
+func NewSide(name string, clusterID, memberID uint64) *Side {
+	return &Side{
+		Name: name, ClusterID: clusterID, MemberID: memberID, aliases: map[int64]int64{}, natives: map[int64]int64{},
+	}
+}
+
 // Dial connects to a server and learns its ids.
 func Dial(ctx context.Context, name, addr string) (*Side, error) {
 	conn, err := grpc.NewClient("passthrough:///"+addr,
@@ -49,7 +56,8 @@ func Dial(ctx context.Context, name, addr string) (*Side, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Side{Name: name, Conn: conn, aliases: map[int64]int64{}, natives: map[int64]int64{}}
+	s := NewSide(name, 0, 0)
+	s.Conn = conn
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	status, err := pb.NewMaintenanceClient(conn).Status(ctx, &pb.StatusRequest{}, grpc.WaitForReady(true))

@@ -92,7 +92,7 @@ func (g *Generator) random() Step {
 		return call("KV/DeleteRange", g.deleteRange())
 	case n < 800:
 		return call("KV/Txn", g.txn(0, g.revision()))
-	case n < 808:
+	case n < 806:
 		return g.compact()
 	case n < 870:
 		return g.lease()
