@@ -111,6 +111,9 @@ func differential(ctx context.Context, o options) (bool, error) {
 	if err != nil {
 		fmt.Fprintln(out, "stopped:", err)
 	}
+	if kinds := results.Kinds(); kinds != "" {
+		fmt.Fprintf(out, "differences by kind:\n%s\n", kinds)
+	}
 	failed := results.Failed + missed
 	fmt.Fprintf(out, "%d passed, %d failed\n", results.Passed, failed)
 	return failed == 0 && err == nil, nil

@@ -3,6 +3,8 @@ package run
 import (
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 )
@@ -14,6 +16,8 @@ type Results struct {
 	seed           uint64
 	shown          int
 	Passed, Failed int
+	// kinds counts differences by the first word of what differed.
+	kinds map[string]int
 	// failedNow is set when the operation in hand has differed.
 	failedNow bool
 	// Trace receives every operation with the oracle's answer, if it is set.
@@ -24,7 +28,7 @@ type Results struct {
 
 // NewResults prints at most shown differences to out.
 func NewResults(out io.Writer, seed uint64, shown int) *Results {
-	return &Results{out: out, seed: seed, shown: shown}
+	return &Results{out: out, seed: seed, shown: shown, kinds: map[string]int{}}
 }
 
 // Begin starts an operation of a phase.
@@ -57,6 +61,8 @@ func (r *Results) Differ(what, oracle, subject string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.failedNow = true
+	kind, _, _ := strings.Cut(what, " ")
+	r.kinds[kind]++
 	if r.shown == 0 {
 		return
 	}
@@ -66,6 +72,15 @@ func (r *Results) Differ(what, oracle, subject string) {
 	if r.shown == 0 {
 		fmt.Fprintf(r.out, "\n(further differences are only counted)\n")
 	}
+}
+
+// Kinds lists how many differences there were by the first word of what differed.
+func (r *Results) Kinds() string {
+	var lines []string
+	for _, kind := range slices.Sorted(maps.Keys(r.kinds)) {
+		lines = append(lines, fmt.Sprintf("%-20s %8d\n", kind, r.kinds[kind]))
+	}
+	return strings.Join(lines, "")
 }
 
 // Note writes an operation and the oracle's answer to the trace.

@@ -14,11 +14,19 @@ import (
 	"garboard/tools/conformance/internal/ops"
 )
 
-// waitLimit is how long a server may take to deliver what is due.
-const waitLimit = 10 * time.Second
+// waitLimit is how long a server may take to deliver what is due. Each time that one has kept silent for so long, the
+// limit is halved down to leastWait, so that a server without watches does not take hours.
+const (
+	waitLimit = 10 * time.Second
+	leastWait = 500 * time.Millisecond
+)
 
 // Difference is one disagreement, as readable text.
-type Difference struct{ What, Oracle, Subject string }
+type Difference struct {
+	What, Oracle, Subject string
+	// Late is set when what was due did not come in time.
+	Late bool
+}
 
 // pairWatch is the same watch on both servers.
 type pairWatch struct {
@@ -52,13 +60,21 @@ type Tracker struct {
 	streams         []*Stream
 	// unsettled is set while a watch may still be catching up.
 	unsettled bool
-	hit       func(row string)
-	report    func(Difference)
+	// limit is the present wait limit.
+	limit  time.Duration
+	hit    func(row string)
+	report func(Difference)
 }
 
 // New opens the streams. Rows that are proved go to hit, disagreements to report.
 func New(oracle, subject *client.Side, streams int, hit func(string), report func(Difference)) (*Tracker, error) {
-	t := &Tracker{oracle: oracle, subject: subject, hit: hit, report: report}
+	t := &Tracker{oracle: oracle, subject: subject, hit: hit, limit: waitLimit}
+	t.report = func(d Difference) {
+		if d.Late {
+			t.limit = max(t.limit/2, leastWait)
+		}
+		report(d)
+	}
 	var err error
 	if t.history, err = openHistory(oracle, 1); err != nil {
 		return nil, err
@@ -139,11 +155,11 @@ func (t *Tracker) create(s *Stream, req *pb.WatchCreateRequest, current, compact
 		t.report(Difference{What: what, Oracle: s.oracle.failure(), Subject: s.subject.failure()})
 		return nil
 	}
-	o, okO := s.oracle.nextCreated(before[0], req.Fragment)
-	u, okU := s.subject.nextCreated(before[1], req.Fragment)
+	o, okO := s.oracle.nextCreated(t.limit, before[0], req.Fragment)
+	u, okU := s.subject.nextCreated(t.limit, before[1], req.Fragment)
 	if !okO || !okU {
 		t.report(Difference{
-			What:    what + ": no created response in time",
+			Late: true, What: what + ": no created response in time",
 			Oracle:  describeReply(o.resp, okO, s.oracle),
 			Subject: describeReply(u.resp, okU, s.subject),
 		})
@@ -183,9 +199,9 @@ func (t *Tracker) skipBefore(revision int64) int {
 	return low
 }
 
-func (s *sideStream) nextCreated(before int, fragment bool) (createdReply, bool) {
+func (s *sideStream) nextCreated(limit time.Duration, before int, fragment bool) (createdReply, bool) {
 	var reply createdReply
-	ok := s.await(waitLimit, func() bool {
+	ok := s.await(limit, func() bool {
 		if len(s.created) <= before {
 			return false
 		}
@@ -248,11 +264,11 @@ func (t *Tracker) awaitCompacted(s *Stream, w *pairWatch) {
 	}
 	w.cancelDue = false
 	what := "Watch from a compacted revision " + ops.Show(w.req)
-	o, okO := s.oracle.nextCancel(w.oracle, 0)
-	u, okU := s.subject.nextCancel(w.subject, 0)
+	o, okO := s.oracle.nextCancel(t.limit, w.oracle, 0)
+	u, okU := s.subject.nextCancel(t.limit, w.subject, 0)
 	if !okO || !okU {
 		t.report(Difference{
-			What:    what + ": no cancel in time",
+			Late: true, What: what + ": no cancel in time",
 			Oracle:  describeReply(o, okO, s.oracle),
 			Subject: describeReply(u, okU, s.subject),
 		})
@@ -262,9 +278,9 @@ func (t *Tracker) awaitCompacted(s *Stream, w *pairWatch) {
 	t.hit("M7/compacted-start")
 }
 
-func (s *sideStream) nextCancel(inst *instance, before int) (*pb.WatchResponse, bool) {
+func (s *sideStream) nextCancel(limit time.Duration, inst *instance, before int) (*pb.WatchResponse, bool) {
 	var resp *pb.WatchResponse
-	ok := s.await(waitLimit, func() bool {
+	ok := s.await(limit, func() bool {
 		if len(inst.cancels) <= before {
 			return false
 		}
@@ -304,11 +320,11 @@ func (t *Tracker) cancel(s *Stream, id int64, settled bool) {
 		return
 	}
 	delete(s.watches, id)
-	o, okO := s.oracle.nextCancel(w.oracle, before[0])
-	u, okU := s.subject.nextCancel(w.subject, before[1])
+	o, okO := s.oracle.nextCancel(t.limit, w.oracle, before[0])
+	u, okU := s.subject.nextCancel(t.limit, w.subject, before[1])
 	if !okO || !okU {
 		t.report(Difference{
-			What:    what + ": no canceled response in time",
+			Late: true, What: what + ": no canceled response in time",
 			Oracle:  describeReply(o, okO, s.oracle),
 			Subject: describeReply(u, okU, s.subject),
 		})
@@ -354,10 +370,11 @@ func (t *Tracker) Progress(stream int, current int64) {
 		t.hit("M7/progress-silent")
 		return
 	}
-	o, okO := s.oracle.nextProgress(before[0])
-	u, okU := s.subject.nextProgress(before[1])
+	o, okO := s.oracle.nextProgress(t.limit, before[0])
+	u, okU := s.subject.nextProgress(t.limit, before[1])
 	if o != u || okO != okU || o != current {
 		t.report(Difference{
+			Late:    !okO || !okU,
 			What:    fmt.Sprintf("Watch progress on stream %d at revision %d", stream, current),
 			Oracle:  fmt.Sprintf("answered %v, header revision %d", okO, o),
 			Subject: fmt.Sprintf("answered %v, header revision %d", okU, u),
@@ -382,9 +399,9 @@ func (t *Tracker) progressDue(s *Stream, current int64) bool {
 	return true
 }
 
-func (s *sideStream) nextProgress(before int) (int64, bool) {
+func (s *sideStream) nextProgress(limit time.Duration, before int) (int64, bool) {
 	var revision int64
-	ok := s.await(waitLimit, func() bool {
+	ok := s.await(limit, func() bool {
 		if len(s.progress) <= before {
 			return false
 		}
@@ -396,7 +413,7 @@ func (s *sideStream) nextProgress(before int) (int64, bool) {
 
 // Barrier waits until every watch on both servers has delivered all events up to a revision, and compares them.
 func (t *Tracker) Barrier(current int64) {
-	if !t.history.upTo(current, waitLimit) {
+	if !t.history.upTo(current, t.limit) {
 		t.report(Difference{
 			What:   fmt.Sprintf("the oracle's own watch over all keys did not reach revision %d", current),
 			Oracle: t.history.stream.failure(),
@@ -432,7 +449,7 @@ func (t *Tracker) settleWatch(s *Stream, w *pairWatch, current int64) {
 	if w.compacted || w.dead {
 		return
 	}
-	if !t.history.upTo(current, waitLimit) {
+	if !t.history.upTo(current, t.limit) {
 		return
 	}
 	for ; w.scanned < len(t.history.events); w.scanned++ {
@@ -441,8 +458,8 @@ func (t *Tracker) settleWatch(s *Stream, w *pairWatch, current int64) {
 		}
 	}
 	want := len(w.expected)
-	okO := s.oracle.await(waitLimit, func() bool { return len(w.oracle.events) >= want })
-	okU := s.subject.await(waitLimit, func() bool { return len(w.subject.events) >= want })
+	okO := s.oracle.await(t.limit, func() bool { return len(w.oracle.events) >= want })
+	okU := s.subject.await(t.limit, func() bool { return len(w.subject.events) >= want })
 	var o, u []*mvccpb.Event
 	s.oracle.with(func() { o, w.oracle.events = w.oracle.events, nil })
 	s.subject.with(func() { u, w.subject.events = w.subject.events, nil })
@@ -451,6 +468,7 @@ func (t *Tracker) settleWatch(s *Stream, w *pairWatch, current int64) {
 	if !okO || !okU || len(o) != want || len(u) != want {
 		w.dead = true
 		t.report(Difference{
+			Late:    !okO || !okU,
 			What:    fmt.Sprintf("watch %d (%s) up to revision %d: %d events are due", w.id, ops.Show(w.req), current, want),
 			Oracle:  showEvents(o, s.oracle),
 			Subject: showEvents(u, s.subject),
@@ -573,8 +591,8 @@ func (t *Tracker) AwaitPeriodicProgress(stream int, revision int64) {
 		if !w.req.ProgressNotify {
 			continue
 		}
-		okO := s.oracle.await(waitLimit, func() bool { return w.oracle.progressRevision >= revision })
-		okU := s.subject.await(waitLimit, func() bool { return w.subject.progressRevision >= revision })
+		okO := s.oracle.await(t.limit, func() bool { return w.oracle.progressRevision >= revision })
+		okU := s.subject.await(t.limit, func() bool { return w.subject.progressRevision >= revision })
 		if !okO || !okU {
 			t.report(Difference{
 				What:    fmt.Sprintf("watch %d: periodic progress up to revision %d is due", id, revision),
