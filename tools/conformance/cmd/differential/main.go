@@ -137,9 +137,22 @@ func phases(ctx context.Context, o options, dir string, table *rows.Table, resul
 	if err := run.TimedPhases(ctx, home, o.oracle, o.subject, table, results, o.keepGoing); err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "timed phases in %v\n", time.Since(start).Round(time.Millisecond))
+	if home, err = subdir(dir, "auth"); err != nil {
+		return err
+	}
+	authOps := max(o.ops/authShare, minAuthOps)
+	if err := run.AuthPhase(ctx, home, o.oracle, o.subject, table, results, o.seed, authOps, o.keepGoing); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "timed and auth phases in %v\n", time.Since(start).Round(time.Millisecond))
 	return nil
 }
+
+// The auth phase has a share of the operations, but at least so many that every row is met.
+const (
+	authShare  = 5
+	minAuthOps = 1500
+)
 
 func subdir(dir, name string) (string, error) {
 	path := filepath.Join(dir, name)

@@ -31,6 +31,8 @@ type Side struct {
 	aliases map[int64]int64
 	// natives is the inverse of aliases.
 	natives map[int64]int64
+	// tokens maps users to what the server gave them.
+	tokens map[string]string
 
 	keepAliveMu sync.Mutex
 	keepAlive   pb.Lease_LeaseKeepAliveClient
@@ -40,6 +42,7 @@ type Side struct {
 func NewSide(name string, clusterID, memberID uint64) *Side {
 	return &Side{
 		Name: name, ClusterID: clusterID, MemberID: memberID, aliases: map[int64]int64{}, natives: map[int64]int64{},
+		tokens: map[string]string{},
 	}
 }
 
@@ -97,6 +100,20 @@ func (s *Side) Native(alias int64) int64 {
 		return native
 	}
 	return alias
+}
+
+// SetToken keeps the token that the server gave to a user.
+func (s *Side) SetToken(user, token string) {
+	s.aliasMu.Lock()
+	defer s.aliasMu.Unlock()
+	s.tokens[user] = token
+}
+
+// Token is what the server gave to a user last, or empty.
+func (s *Side) Token(user string) string {
+	s.aliasMu.RLock()
+	defer s.aliasMu.RUnlock()
+	return s.tokens[user]
 }
 
 // KeepAlive renews a lease over a stream that stays open between calls.

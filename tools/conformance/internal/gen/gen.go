@@ -36,6 +36,8 @@ type Generator struct {
 	watchStreams  int
 	// tombstoneAtCompacted is set when a scenario has placed a compaction on a delete.
 	tombstoneAtCompacted bool
+	// revisionNow is set where there is no world.
+	revisionNow func() int64
 }
 
 // scenarioRounds is how often a run plays each scenario at least.

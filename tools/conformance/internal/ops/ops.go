@@ -60,6 +60,8 @@ type Unary struct {
 	Gzip bool
 	// Metadata is sent along, as key, value, key, value.
 	Metadata []string
+	// User has its token sent along.
+	User string
 }
 
 // Describe implements Op.
@@ -70,6 +72,9 @@ func (u *Unary) Describe() string {
 	}
 	if len(u.Metadata) > 0 {
 		extra += fmt.Sprintf(" (metadata %q)", u.Metadata)
+	}
+	if u.User != "" {
+		extra += fmt.Sprintf(" (as %s)", u.User)
 	}
 	return short(u.Method) + extra + " " + Show(u.Req)
 }
@@ -84,8 +89,12 @@ func (u *Unary) Run(ctx context.Context, side *client.Side) Outcome {
 	if len(u.Metadata) > 0 {
 		ctx = metadata.AppendToOutgoingContext(ctx, u.Metadata...)
 	}
+	ctx = withToken(ctx, side, u.User)
 	if err := side.Invoke(ctx, u.Method, native(side, u.Req), resp, opts...); err != nil {
 		return failed(err)
+	}
+	if login, ok := resp.(*pb.AuthenticateResponse); ok {
+		side.SetToken(u.Req.(*pb.AuthenticateRequest).Name, login.Token)
 	}
 	return Outcome{Replies: []proto.Message{resp}}
 }
@@ -145,14 +154,23 @@ func peerURLs(side *client.Side, urls []string) []string {
 }
 
 // RangeStream reads a range as a stream and joins the chunks to one reply.
-type RangeStream struct{ Req *pb.RangeRequest }
+type RangeStream struct {
+	Req *pb.RangeRequest
+	// User has its token sent along.
+	User string
+}
 
 // Describe implements Op.
-func (r *RangeStream) Describe() string { return "RangeStream " + Show(r.Req) }
+func (r *RangeStream) Describe() string {
+	if r.User != "" {
+		return fmt.Sprintf("RangeStream as %q %s", r.User, Show(r.Req))
+	}
+	return "RangeStream " + Show(r.Req)
+}
 
 // Run implements Op.
 func (r *RangeStream) Run(ctx context.Context, side *client.Side) Outcome {
-	stream, err := pb.NewKVClient(side.Conn).RangeStream(ctx, r.Req)
+	stream, err := pb.NewKVClient(side.Conn).RangeStream(withToken(ctx, side, r.User), r.Req)
 	if err != nil {
 		return failed(err)
 	}

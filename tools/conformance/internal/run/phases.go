@@ -74,6 +74,33 @@ func TimedPhases(ctx context.Context, dir string, oracle, subject Target, table 
 	return nil
 }
 
+// AuthPhase plays users, roles and permissions on a pair of its own.
+func AuthPhase(ctx context.Context, dir string, oracle, subject Target, table *rows.Table, results *Results,
+	seed uint64, n int, keepGoing bool) (err error) {
+	// The least cost of bcrypt makes many logins possible.
+	pair, err := StartPair(ctx, dir, oracle, subject, "--bcrypt-cost=4")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, pair.Stop()) }()
+	r, err := NewRunner(pair, table, results)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	r.KeepGoing, r.Phase = keepGoing, "auth"
+	a := gen.NewAuth(seed, func() int64 { return r.world.Revision })
+	for range n {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := r.Step(ctx, gen.Step{Op: a.Next()}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func kvCall(method string, req ops.Message) gen.Step {
 	return gen.Step{Op: &ops.Unary{Method: "/etcdserverpb.KV/" + method, Req: req}}
 }

@@ -73,6 +73,7 @@ func (r *Runner) Random(ctx context.Context, seed uint64, n int, progress func(d
 		if err := ctx.Err(); err != nil {
 			return err
 		}
+		progress(i + 1)
 		step := g.Next()
 		if step.Op != nil && readOnly(step.Op) {
 			r.prepare(ctx, step.Op)
@@ -89,7 +90,6 @@ func (r *Runner) Random(ctx context.Context, seed uint64, n int, progress func(d
 			}
 		}
 		r.table.HitIf(g.TombstoneAtCompacted(), "M6/tombstone-at-compacted")
-		progress(i + 1)
 	}
 	if err := r.reads(ctx, reads); err != nil {
 		return err

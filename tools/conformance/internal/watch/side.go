@@ -54,6 +54,8 @@ type sideStream struct {
 	progress []int64
 	// fragmentOf is the instance whose fragments have not ended, if any.
 	fragmentOf *instance
+	// asksFragments is whether the watch that is being created asked for fragments.
+	asksFragments bool
 	// broken lists rules that a response broke.
 	broken []string
 	err    error
@@ -123,7 +125,7 @@ func (s *sideStream) take(resp *pb.WatchResponse) {
 func (s *sideStream) takeCreated(resp *pb.WatchResponse) {
 	reply := createdReply{resp: resp}
 	if !resp.Canceled {
-		reply.inst = &instance{id: resp.WatchId, progressBefore: len(s.progress)}
+		reply.inst = &instance{id: resp.WatchId, progressBefore: len(s.progress), fragment: s.asksFragments}
 		s.byID[resp.WatchId] = reply.inst
 	}
 	s.created = append(s.created, reply)

@@ -149,14 +149,14 @@ func (t *Tracker) create(s *Stream, req *pb.WatchCreateRequest, current, compact
 	what := "Watch create " + ops.Show(req)
 	wire := &pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{CreateRequest: req}}
 	var before [2]int
-	s.oracle.with(func() { before[0] = len(s.oracle.created) })
-	s.subject.with(func() { before[1] = len(s.subject.created) })
+	s.oracle.with(func() { before[0], s.oracle.asksFragments = len(s.oracle.created), req.Fragment })
+	s.subject.with(func() { before[1], s.subject.asksFragments = len(s.subject.created), req.Fragment })
 	if problem := s.send(wire); problem != "" {
 		t.report(Difference{What: what, Oracle: s.oracle.failure(), Subject: s.subject.failure()})
 		return nil
 	}
-	o, okO := s.oracle.nextCreated(t.limit, before[0], req.Fragment)
-	u, okU := s.subject.nextCreated(t.limit, before[1], req.Fragment)
+	o, okO := s.oracle.nextCreated(t.limit, before[0])
+	u, okU := s.subject.nextCreated(t.limit, before[1])
 	if !okO || !okU {
 		t.report(Difference{
 			Late: true, What: what + ": no created response in time",
@@ -199,16 +199,13 @@ func (t *Tracker) skipBefore(revision int64) int {
 	return low
 }
 
-func (s *sideStream) nextCreated(limit time.Duration, before int, fragment bool) (createdReply, bool) {
+func (s *sideStream) nextCreated(limit time.Duration, before int) (createdReply, bool) {
 	var reply createdReply
 	ok := s.await(limit, func() bool {
 		if len(s.created) <= before {
 			return false
 		}
 		reply = s.created[before]
-		if reply.inst != nil {
-			reply.inst.fragment = fragment
-		}
 		return true
 	})
 	return reply, ok
@@ -294,6 +291,9 @@ func (s *sideStream) nextCancel(limit time.Duration, inst *instance, before int)
 func (t *Tracker) Cancel(stream int, id int64, current int64, settle bool) {
 	s := t.streams[stream]
 	w := s.watches[id]
+	// etcd hands what a cancelled watch still had to deliver to the next watch of the same id: only ids that are never
+	// used again may be cancelled while events are on their way.
+	settle = settle || w != nil && w.req.WatchId != 0
 	if w != nil && settle {
 		t.settleWatch(s, w, current)
 	}
