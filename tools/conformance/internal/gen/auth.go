@@ -72,7 +72,37 @@ func (a *Auth) setUp() []ops.Op {
 		call("AuthEnable", &pb.AuthEnableRequest{}), call("AuthEnable", &pb.AuthEnableRequest{}),
 		authCall("", "KV/Range", &pb.RangeRequest{Key: []byte("a")}),
 	)
-	return append(list, a.logIn()...)
+	return append(append(list, a.logIn()...), a.tour()...)
+}
+
+// tour asks once for what random choices meet seldom.
+func (a *Auth) tour() []ops.Op {
+	key := []byte("z")
+	return []ops.Op{
+		authCall(authRoot, "Lease/LeaseGrant", &pb.LeaseGrantRequest{ID: 1, TTL: 100000}),
+		authCall(authRoot, "KV/Put", &pb.PutRequest{Key: key, Value: key, Lease: 1}),
+		authCall("one", "Lease/LeaseTimeToLive", &pb.LeaseTimeToLiveRequest{ID: 1, Keys: true}),
+		authCall("one", "Lease/LeaseTimeToLive", &pb.LeaseTimeToLiveRequest{ID: 1}),
+		authCall("one", "Lease/LeaseRevoke", &pb.LeaseRevokeRequest{ID: 1}),
+		authCall("one", "Lease/LeaseLeases", &pb.LeaseLeasesRequest{}),
+		authCall("one", "KV/Put", &pb.PutRequest{Key: []byte("b"), Lease: 1}),
+		authCall("one", "KV/Put", &pb.PutRequest{Key: []byte("b"), PrevKv: true}),
+		&ops.LoneKeepAlive{ID: 1, User: "one"},
+		&ops.LoneKeepAlive{ID: 1},
+		&ops.LoneKeepAlive{ID: 77},
+		authCall("one", "Maintenance/Alarm", &pb.AlarmRequest{}),
+		authCall("one", "Maintenance/Alarm", &pb.AlarmRequest{
+			Action: pb.AlarmRequest_DEACTIVATE, MemberID: ops.SelfMember, Alarm: pb.AlarmType_NOSPACE}),
+		authCall("one", "Auth/UserGet", &pb.AuthUserGetRequest{Name: "one"}),
+		authCall("one", "Auth/UserGet", &pb.AuthUserGetRequest{Name: "two"}),
+		authCall("one", "Auth/RoleGet", &pb.AuthRoleGetRequest{Role: "reader"}),
+		authCall("one", "Auth/RoleGet", &pb.AuthRoleGetRequest{Role: "both"}),
+		authCall("one", "KV/Compact", &pb.CompactionRequest{Revision: 1}),
+		authCall(authRoot, "Auth/RoleGrantPermission", &pb.AuthRoleGrantPermissionRequest{Name: "both"}),
+		authCall(authRoot, "Auth/UserDelete", &pb.AuthUserDeleteRequest{Name: authRoot}),
+		authCall(authRoot, "Auth/RoleDelete", &pb.AuthRoleDeleteRequest{Role: authRoot}),
+		authCall(authRoot, "Auth/UserRevokeRole", &pb.AuthUserRevokeRoleRequest{Name: authRoot, Role: authRoot}),
+	}
 }
 
 // logIn gets a token for each user; one that does not exist is refused.
@@ -97,7 +127,7 @@ func (a *Auth) Next() ops.Op {
 func (a *Auth) choose() []ops.Op {
 	switch n := a.dice.IntN(100); {
 	case n < 18:
-		return []ops.Op{a.userOp()}
+		return a.afterChange(a.userOp())
 	case n < 34:
 		return []ops.Op{a.roleOp()}
 	case n < 40:
@@ -125,6 +155,20 @@ func (a *Auth) choose() []ops.Op {
 	}
 }
 
+// afterChange mostly logs a user in again whose tokens an operation has dropped.
+func (a *Auth) afterChange(op ops.Op) []ops.Op {
+	list := []ops.Op{op}
+	changed, ok := op.(*ops.Unary).Req.(interface{ GetName() string })
+	if grant, isGrant := op.(*ops.Unary).Req.(*pb.AuthUserGrantRoleRequest); isGrant && a.chance(70) {
+		return append(list, authCall("", "Auth/Authenticate", &pb.AuthenticateRequest{Name: grant.User, Password: authPassword}))
+	}
+	if ok && a.chance(70) {
+		list = append(list,
+			authCall("", "Auth/Authenticate", &pb.AuthenticateRequest{Name: changed.GetName(), Password: authPassword}))
+	}
+	return list
+}
+
 func (a *Auth) user() string {
 	return pick(&a.Generator, []string{authRoot, "one", "one", "two", "two", "three", "nobody", ""})
 }
@@ -148,9 +192,12 @@ func (a *Auth) userOp() ops.Op {
 	case 0:
 		return call("UserAdd", &pb.AuthUserAddRequest{Name: name, Password: authPassword})
 	case 1:
+		if a.chance(80) {
+			name = "nopassword"
+		}
 		return call("UserAdd", &pb.AuthUserAddRequest{Name: name, Options: &authpb.UserAddOptions{NoPassword: true}})
 	case 2:
-		if a.chance(40) {
+		if a.chance(25) {
 			return call("UserDelete", &pb.AuthUserDeleteRequest{Name: name})
 		}
 		return call("UserList", &pb.AuthUserListRequest{})
@@ -173,7 +220,7 @@ func (a *Auth) roleOp() ops.Op {
 	case 0:
 		return call("RoleAdd", &pb.AuthRoleAddRequest{Name: name})
 	case 1:
-		if a.chance(40) {
+		if a.chance(25) {
 			return call("RoleDelete", &pb.AuthRoleDeleteRequest{Role: name})
 		}
 		return call("RoleList", &pb.AuthRoleListRequest{})

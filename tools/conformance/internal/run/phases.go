@@ -88,7 +88,7 @@ func AuthPhase(ctx context.Context, dir string, oracle, subject Target, table *r
 		return err
 	}
 	defer r.Close()
-	r.KeepGoing, r.Phase = keepGoing, "auth"
+	r.KeepGoing, r.Phase, r.auth = keepGoing, "auth", true
 	a := gen.NewAuth(seed, func() int64 { return r.world.Revision })
 	for range n {
 		if err := ctx.Err(); err != nil {

@@ -42,6 +42,8 @@ type Runner struct {
 	Phase string
 	// KeepGoing counts differences instead of ending at the first.
 	KeepGoing bool
+	// auth is set where requests run under users.
+	auth bool
 	// revisionsDiffer is set when the servers have come to different revisions for a reason.
 	revisionsDiffer bool
 	// unsettled is set after a compaction that may still be at work.
@@ -224,7 +226,11 @@ func (r *Runner) judge(op ops.Op, oracle, subject ops.Outcome) {
 			r.unsettled = true
 		}
 	}
-	r.table.Classify(r.world, op, &oracle)
+	if r.auth {
+		r.table.ClassifyAuth(op, &oracle)
+	} else {
+		r.table.Classify(r.world, op, &oracle)
+	}
 	if r.results.Trace != nil {
 		r.results.Note(op.Describe(), show(&oracle))
 	}
