@@ -16,3 +16,6 @@ mod store;
 
 pub use driver::{NotLeader, Proposed, RaftConfig, RaftDriver, ReadConfirmed, Restored, Role, Step};
 pub use membership::{ChangeKind, Membership, MembershipChange, MembershipError};
+
+#[cfg(test)]
+mod tests;

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, HashSet};
 use bytes::Bytes;
 
 use crate::error::Error;
+use crate::limits::TXN_DEPTH_MAX;
 use crate::request::{Command, DeleteRange, KeyRange, Operation, Put, Range, Txn};
 
 /// The bounds that requests are held to.
@@ -64,7 +65,7 @@ pub fn check_delete_range(delete: &DeleteRange) -> Result<(), Error> {
 
 /// Checks a transaction: number of operations, each operation, and that no branch writes a key twice.
 pub fn check_txn(txn: &Txn, limits: &Limits) -> Result<(), Error> {
-    check_operations(txn, limits.max_txn_ops)?;
+    check_operations(txn, limits.max_txn_ops, 0)?;
     check_writes(&txn.success)?;
     check_writes(&txn.failure)?;
     Ok(())
@@ -80,10 +81,12 @@ fn check_keys(keys: &KeyRange) -> Result<(), Error> {
 }
 
 /// Checks counts and operations. `budget` is what an enclosing transaction leaves: each level takes its largest list
-/// from it, which also bounds the depth.
-fn check_operations(txn: &Txn, budget: usize) -> Result<(), Error> {
+/// from it. That bounds the depth, too, unless the limit is set very high.
+fn check_operations(txn: &Txn, budget: usize, depth: usize) -> Result<(), Error> {
     let largest = txn.compares.len().max(txn.success.len()).max(txn.failure.len());
-    let Some(rest) = budget.checked_sub(largest) else { return Err(Error::TooManyOperations) };
+    let Some(rest) = budget.checked_sub(largest).filter(|_| depth < TXN_DEPTH_MAX) else {
+        return Err(Error::TooManyOperations);
+    };
     for compare in &txn.compares {
         check_keys(&compare.keys)?;
     }
@@ -92,7 +95,7 @@ fn check_operations(txn: &Txn, budget: usize) -> Result<(), Error> {
             Operation::Range(range) => check_range(range)?,
             Operation::Put(put) => check_put(put)?,
             Operation::DeleteRange(delete) => check_delete_range(delete)?,
-            Operation::Txn(inner) => check_operations(inner, rest)?,
+            Operation::Txn(inner) => check_operations(inner, rest, depth + 1)?,
         }
     }
     Ok(())
@@ -192,7 +195,8 @@ impl Ranges {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::{Compare, CompareOperator, CompareTarget};
+    use crate::codec::{Item, decode_entry, encode_entry};
+    use crate::request::{Compare, CompareOperator, CompareTarget, KeyspaceId, Principal};
 
     fn key(text: &'static str) -> Bytes {
         Bytes::from_static(text.as_bytes())
@@ -268,6 +272,20 @@ mod tests {
         assert_eq!(check_txn(&wide, &limits), Ok(()));
         let wider = Txn { success: vec![delete_key("a"); 4], ..Txn::default() };
         assert_eq!(check_txn(&wider, &limits), Err(Error::TooManyOperations));
+    }
+
+    #[test]
+    fn what_validation_lets_through_the_entry_decoder_reads() {
+        let limits = Limits { max_txn_ops: usize::MAX };
+        let nest = |levels: usize| {
+            let inner = Txn { success: vec![put("a")], ..Txn::default() };
+            (1..levels).fold(inner, |txn, _| Txn { success: vec![Operation::Txn(txn)], ..Txn::default() })
+        };
+        assert_eq!(check_txn(&nest(TXN_DEPTH_MAX + 1), &limits), Err(Error::TooManyOperations));
+        let deepest = nest(TXN_DEPTH_MAX);
+        assert_eq!(check_txn(&deepest, &limits), Ok(()));
+        let item = Item { principal: Principal::Anonymous, command: Command::Txn(deepest) };
+        assert!(decode_entry(&encode_entry(KeyspaceId(0), &[item])).is_ok());
     }
 
     #[test]

@@ -7,9 +7,11 @@ mod sim;
 use std::time::Duration;
 
 use bytes::Bytes;
-use garboard_replica::Error;
+use garboard_replica::auto_compaction::AutoCompaction;
 use garboard_replica::envelope::{Request, Response};
-use garboard_replica::request::{Command, DeleteRange, KeyRange, Outcome, Put};
+use garboard_replica::request::{Alarm, AlarmKind, Command, DeleteRange, KeyRange, Outcome, Put};
+use garboard_replica::{Error, Fatal, MemberConfig, limits};
+use garboard_simdisk::{Fault, Operation};
 use sim::Sim;
 
 fn key(text: &str) -> Bytes {
@@ -101,4 +103,194 @@ fn an_expired_lease_takes_its_keys_with_it_in_one_revision() {
     assert_eq!(sim.events[0].first_revision, sim.events[0].last_revision);
     assert_eq!(sim.call(Request::LeaseKeepAlive { id: 5 }), Ok(Response::LeaseKeepAlive { ttl_seconds: 0 }));
     assert_eq!(sim.execute(put_with("a", "v", 5)), Err(Error::LeaseNotFound));
+}
+
+fn big(name: &str) -> Command {
+    put(name, &"v".repeat(10_000))
+}
+
+#[test]
+fn the_process_stops_at_the_first_failed_log_write_and_answers_nothing_more() {
+    let mut sim = Sim::new(5);
+    sim.execute(put("a", "1")).unwrap();
+    sim.disk.lock().unwrap().plan(Operation::Sync, 0, Fault::Error);
+    let ticket = sim.write(put("a", "2"));
+    let failure = loop {
+        match sim.try_step() {
+            Ok(true) => {}
+            Ok(false) => panic!("the failed write was not noticed"),
+            Err(failure) => break failure,
+        }
+    };
+    assert!(matches!(failure, Fatal::Log(_)), "{failure}");
+    sim.send([Request::Write(put("a", "3")), Request::ReadIndex]);
+    assert!(sim.answers.iter().all(|(answered, _)| *answered != ticket), "what is not durable is not answered");
+    sim.restart();
+    sim.call(Request::ReadIndex).unwrap();
+    assert!(value(&sim, "a").is_some());
+}
+
+#[test]
+fn a_full_disk_refuses_what_grows_the_store_and_recovers_by_itself() {
+    let mut sim = Sim::new(6);
+    sim.config.log_reserve_bytes = 256 << 10;
+    sim.restart();
+    sim.execute(put("a", "1")).unwrap();
+    let used = sim.disk.lock().unwrap().used();
+    sim.disk.lock().unwrap().set_capacity(Some(used));
+    let mut refused = false;
+    for _ in 0..1_000 {
+        match sim.execute(big("a")) {
+            Ok(_) => {}
+            Err(Error::NoSpace) => {
+                refused = true;
+                break;
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert!(refused, "a full disk is noticed before the log has no room");
+    // What frees space goes on, and so do reads.
+    assert_eq!(sim.call(Request::ReadIndex), Ok(Response::ReadIndex));
+    let delete = DeleteRange { keys: KeyRange::Point(key("a")), prev_kv: false };
+    assert!(sim.execute(Command::DeleteRange(delete)).is_ok());
+    let revision = sim.reader().revision();
+    assert!(sim.execute(Command::Compact { revision, physical: false }).is_ok());
+    let Ok(Response::Status(status)) = sim.call(Request::Status) else { panic!() };
+    assert!(status.alarms.is_empty(), "a full disk raises no alarm that must be disarmed");
+    sim.disk.lock().unwrap().set_capacity(None);
+    sim.run_for(Duration::from_secs(3));
+    assert!(sim.execute(put("a", "2")).is_ok());
+}
+
+#[test]
+fn an_alarm_refuses_until_it_is_disarmed_and_survives_a_restart() {
+    let mut sim = Sim::new(7);
+    let alarm = Alarm { member_id: 3, kind: AlarmKind::NoSpace };
+    let reply = sim.execute(Command::AlarmActivate(alarm)).unwrap();
+    assert_eq!(reply.outcome, Outcome::Alarm(vec![alarm]));
+    sim.crash();
+    assert_eq!(sim.execute(put("a", "1")), Err(Error::NoSpace));
+    assert_eq!(sim.execute(Command::LeaseGrant { id: 1, ttl_seconds: 5 }), Err(Error::NoSpace));
+    let delete = DeleteRange { keys: KeyRange::All, prev_kv: false };
+    assert!(sim.execute(Command::DeleteRange(delete)).is_ok());
+    let Ok(Response::Status(status)) = sim.call(Request::Status) else { panic!() };
+    assert_eq!(status.alarms, [alarm]);
+    let reply = sim.execute(Command::AlarmDeactivate(alarm)).unwrap();
+    assert_eq!(reply.outcome, Outcome::Alarm(vec![alarm]));
+    assert_eq!(sim.execute(Command::AlarmDeactivate(alarm)).unwrap().outcome, Outcome::Alarm(vec![]));
+    assert!(sim.execute(put("a", "1")).is_ok());
+}
+
+#[test]
+fn what_is_over_the_quota_is_refused_and_raises_the_alarm() {
+    let mut config = MemberConfig::single(7);
+    config.quota_bytes = 1;
+    let mut sim = Sim::with(8, config);
+    assert_eq!(sim.execute(put("a", "1")), Err(Error::NoSpace));
+    sim.settle();
+    let Ok(Response::Status(status)) = sim.call(Request::Status) else { panic!() };
+    assert_eq!(status.alarms, [Alarm { member_id: 7, kind: AlarmKind::NoSpace }]);
+    let entries = sim.member.log().stats().entry_count;
+    assert_eq!(sim.execute(put("a", "1")), Err(Error::NoSpace));
+    assert_eq!(sim.member.log().stats().entry_count, entries, "the alarm is raised once");
+    let delete = DeleteRange { keys: KeyRange::All, prev_kv: false };
+    assert!(sim.execute(Command::DeleteRange(delete)).is_ok());
+}
+
+#[test]
+fn a_physical_compaction_is_answered_when_the_work_is_done() {
+    let mut sim = Sim::new(9);
+    for n in 0..600 {
+        sim.write(put("a", &n.to_string()));
+    }
+    sim.settle();
+    let revision = sim.reader().revision();
+    let ticket = sim.write(Command::Compact { revision, physical: true });
+    let answer = sim.wait(ticket).unwrap();
+    assert!(matches!(answer, Response::Write(_)));
+    assert!(!sim.member.machine().index().compaction_pending());
+    assert_eq!(sim.execute(Command::Compact { revision, physical: true }), Err(Error::Compacted));
+    let beyond = Command::Compact { revision: revision + 10, physical: false };
+    assert_eq!(sim.execute(beyond), Err(Error::FutureRevision));
+}
+
+#[test]
+fn automatic_compaction_keeps_the_revisions_it_is_told_to() {
+    let mut config = MemberConfig::single(7);
+    config.auto_compaction = AutoCompaction::Revision(10);
+    let mut sim = Sim::with(10, config);
+    for n in 0..50 {
+        sim.execute(put("a", &n.to_string())).unwrap();
+    }
+    sim.run_until(Duration::from_secs(301));
+    let Ok(Response::Status(status)) = sim.call(Request::Status) else { panic!() };
+    assert_eq!((status.revision, status.compacted_revision), (51, 41));
+}
+
+#[test]
+fn a_lease_gets_its_full_time_and_more_after_a_restart() {
+    let mut sim = Sim::new(11);
+    sim.execute(Command::LeaseGrant { id: 5, ttl_seconds: 10 }).unwrap();
+    sim.execute(put_with("a", "v", 5)).unwrap();
+    sim.run_for(Duration::from_secs(9));
+    sim.crash();
+    let restarted = sim.now;
+    sim.call(Request::ReadIndex).unwrap();
+    sim.run_until(restarted + Duration::from_secs(11));
+    assert!(value(&sim, "a").is_some(), "ten seconds and an election timeout have not passed");
+    sim.run_until(restarted + Duration::from_secs(12));
+    assert!(value(&sim, "a").is_none());
+}
+
+#[test]
+fn leases_expire_at_a_bounded_rate_and_batched() {
+    let mut sim = Sim::new(12);
+    let grants = (1..=3_000).map(|id| Request::Write(Command::LeaseGrant { id, ttl_seconds: 5 }));
+    sim.send(grants);
+    sim.run_until(Duration::from_secs(4));
+    let granted = sim.now;
+    let entries = sim.member.log().stats().entry_count;
+    sim.run_until(granted + Duration::from_millis(1_000) + Duration::from_millis(1_000));
+    let left = sim.member.machine().lessor().len();
+    assert!((1_900..=2_100).contains(&left), "{left}");
+    sim.run_for(Duration::from_secs(3));
+    assert_eq!(sim.member.machine().lessor().len(), 0);
+    assert!(sim.member.log().stats().entry_count - entries <= 31, "revocations share entries");
+}
+
+#[test]
+fn the_stages_of_a_write_are_counted() {
+    let mut sim = Sim::new(13);
+    for n in 0..20 {
+        sim.execute(put("a", &n.to_string())).unwrap();
+    }
+    let stages = sim.member.stages();
+    assert!(stages.queue.count() >= 20 && stages.wal_write.count() >= 20);
+    assert!(stages.apply.count() >= 20 && stages.reply.count() >= 20);
+    assert!(stages.wal_write.quantile(0.5) > Duration::ZERO);
+}
+
+#[test]
+fn commands_beyond_the_bound_are_refused_and_not_kept() {
+    let mut sim = Sim::new(14);
+    sim.settle();
+    let bound = limits::PENDING_COMMANDS_MAX;
+    let requests = (0..bound + 10).map(|_| Request::Write(put("a", "v")));
+    sim.send(requests);
+    let refused = sim.answers.iter().filter(|(_, result)| *result == Err(Error::TooManyRequests)).count();
+    assert_eq!(refused, 10);
+    sim.answers.clear();
+    sim.settle();
+    assert_eq!(u64::try_from(sim.answers.len()).unwrap(), bound);
+}
+
+#[test]
+fn requests_of_a_member_that_is_being_founded_wait_for_its_first_meta_page() {
+    let mut sim = Sim::new(15);
+    let ticket = sim.write(put("a", "1"));
+    assert!(sim.wait(ticket).is_ok());
+    sim.crash();
+    sim.call(Request::ReadIndex).unwrap();
+    assert!(value(&sim, "a").is_some());
 }

@@ -13,7 +13,7 @@ use garboard_replica::Error;
 use garboard_replica::envelope::{Envelope, Request, Response, Ticket};
 use garboard_replica::events::EventBatch;
 use garboard_replica::member::{Effect, Fatal, Member, MemberConfig, RecoveredState};
-use garboard_replica::request::{Command, Context, KeyspaceId, Principal};
+use garboard_replica::request::{Command, Context, KeyspaceId, Outcome, Principal};
 use garboard_simdisk::{Disk, Rng, WriteId};
 use garboard_storage::{Index, IndexConfig, IndexIo, IoFailure, IoOp, Map, OpenError, PageFile, PageId, Reader};
 use garboard_wal as wal;
@@ -85,6 +85,7 @@ pub struct Sim {
     /// Answers since they were last taken, in order.
     pub answers: Vec<(Ticket, Result<Response, Error>)>,
     pub events: Vec<Arc<EventBatch>>,
+    last_event_revision: i64,
     /// The longest time that an I/O takes.
     pub io_max: Duration,
     pub starts: u64,
@@ -120,6 +121,7 @@ impl Sim {
             next_ticket: 0,
             answers: Vec::new(),
             events: Vec::new(),
+            last_event_revision: 1,
             io_max: Duration::from_millis(2),
             starts: 1,
         }
@@ -195,6 +197,15 @@ impl Sim {
         let Some(next) = self.next_event() else { return false };
         self.advance(next);
         true
+    }
+
+    /// One event, if it is due within a while; otherwise the while passes.
+    pub fn step_within(&mut self, limit: Duration) {
+        self.drain();
+        match self.next_event().filter(|next| *next <= self.now + limit) {
+            Some(next) => self.advance(next),
+            None => self.now += limit,
+        }
     }
 
     fn next_event(&self) -> Option<Duration> {
@@ -296,12 +307,31 @@ impl Sim {
     pub fn drain(&mut self) {
         while let Some(effect) = self.member.poll_effect(self.now) {
             match effect {
-                Effect::Answer { ticket, result } => self.answers.push((ticket, result)),
-                Effect::Events(events) => self.events.push(events),
+                Effect::Answer { ticket, result } => {
+                    self.check_answer(&result);
+                    self.answers.push((ticket, result));
+                }
+                Effect::Events(events) => {
+                    assert!(events.first_revision > self.last_event_revision, "events come in order");
+                    assert!(events.last_revision <= self.member.reader().revision(), "events follow the publish");
+                    let revisions: Vec<_> = events.events.iter().map(|event| event.revision).collect();
+                    assert!(revisions.is_sorted_by(|a, b| a < b), "events of a batch are in order");
+                    self.last_event_revision = events.last_revision;
+                    self.events.push(events);
+                }
                 Effect::LoadPage(page) => self.start(Pending::Page(page)),
                 Effect::Index(io) => self.start(Pending::Index(io)),
                 Effect::Log(effect) => self.start_log(effect),
             }
+        }
+    }
+
+    /// The answer to a write leaves after what it says is published, and after its events.
+    fn check_answer(&self, result: &Result<Response, Error>) {
+        let Ok(Response::Write(reply)) = result else { return };
+        assert!(reply.revision <= self.member.reader().revision(), "an answer follows the publish");
+        if matches!(reply.outcome, Outcome::Put(_)) {
+            assert!(reply.revision <= self.last_event_revision, "an answer follows the events");
         }
     }
 
@@ -351,6 +381,8 @@ impl Sim {
         self.due.clear();
         self.pending.clear();
         self.answers.clear();
+        self.events.clear();
+        self.last_event_revision = 1;
         self.starts += 1;
         self.config.boot += 1;
         self.now += Duration::from_millis(self.rng.below(3_000));
@@ -359,6 +391,14 @@ impl Sim {
     }
 
     fn open(&mut self) {
+        // What a process that was killed had written may be read and still be lost with the power: before anything
+        // rests on it, it is made durable.
+        {
+            let mut disk = self.disk.lock().unwrap();
+            let names: Vec<String> = disk.list().map(|(name, _)| name.to_owned()).collect();
+            names.iter().for_each(|name| disk.sync(name).unwrap());
+            disk.sync_folder().unwrap();
+        }
         self.file = Arc::new(SimFile { disk: self.disk.clone(), map: Map::anonymous(RESERVE_BYTES).unwrap() });
         let index_config = IndexConfig::new(CLUSTER_ID, MEMBER_ID);
         let opened = Index::open(index_config, self.file.clone());
