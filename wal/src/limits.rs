@@ -64,6 +64,10 @@ pub const MARKS_MAX: usize = 4096;
 /// What recovery reads at once.
 pub const READ_CHUNK_BYTES: u64 = MIB;
 
+/// No index, term, sequence number, epoch or generation of a log reaches this; a header that says so is not continued, so
+/// that counting on never overflows.
+pub const COUNTER_MAX: u64 = 1 << 62;
+
 /// Most segment files recovery accepts in all shards together.
 pub const SEGMENTS_MAX: usize = 1 << 20;
 

@@ -3,7 +3,7 @@
 use super::codec::{Decoder, Encoder};
 use super::{Checksum, FORMAT_VERSION};
 use crate::HardState;
-use crate::limits::{ALIGNMENT, BATCH_ENTRIES_MAX, BODY_SIZE_MAX_BYTES, SECTOR_SIZE};
+use crate::limits::{ALIGNMENT, BATCH_ENTRIES_MAX, BODY_SIZE_MAX_BYTES, COUNTER_MAX, SECTOR_SIZE};
 
 /// Bytes of a header. It lies within one sector, so that a crash leaves a whole header or none.
 pub(crate) const HEADER_SIZE: usize = 192;
@@ -213,10 +213,10 @@ impl BatchHeader {
             && entries <= BATCH_ENTRIES_MAX
             && self.offset.is_multiple_of(ALIGNMENT)
             && self.first_index >= 1
-            && self.first_index < u64::MAX / 2
-            && self.sequence < u64::MAX / 2
-            && self.epoch < u64::MAX / 2
-            && self.generation < u64::MAX / 2;
+            && self.first_index < 2 * COUNTER_MAX
+            && self.sequence < 2 * COUNTER_MAX
+            && self.epoch < 2 * COUNTER_MAX
+            && self.generation < 2 * COUNTER_MAX;
         let of_kind = match self.kind {
             Kind::Entries => self.entry_count > 0 && self.cut == 0,
             Kind::State => self.entry_count == 0 && self.cut == 0,

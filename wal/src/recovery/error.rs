@@ -61,6 +61,9 @@ pub enum RecoveryError {
     /// More or larger segment files than a log can have.
     #[error("the log's folders hold more or larger segment files than a log can have")]
     TooMuch,
+    /// A counter is so high that no log of this program can have reached it.
+    #[error("the log's counters are beyond {}: this log was not written by this program", crate::limits::COUNTER_MAX)]
+    Exhausted,
     /// The index has no anchor for the log.
     #[error("{why}; refill this member from its peers or from a snapshot")]
     NoMeta {

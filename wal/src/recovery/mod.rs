@@ -14,7 +14,9 @@ use table::{Beyond, Findings, ReadError, verdict};
 pub use table::{Verdict, Why};
 
 use crate::format::{Anchor, Manifest, entry_size};
-use crate::limits::{ALIGNMENT, BODY_SIZE_MAX_BYTES, KEPT_SEGMENTS_MAX, SEGMENT_SIZE_MAX_BYTES, SEGMENTS_MAX};
+use crate::limits::{
+    ALIGNMENT, BODY_SIZE_MAX_BYTES, COUNTER_MAX, KEPT_SEGMENTS_MAX, SEGMENT_SIZE_MAX_BYTES, SEGMENTS_MAX,
+};
 use crate::log::{Active, Ready, Resume, Retired, Shard};
 use crate::{DiskError, Entry, HardState, Log, LogConfig};
 
@@ -205,6 +207,10 @@ impl Recovery {
     /// # Panics
     /// When reads are left.
     pub fn judge(&mut self) -> Result<Verdict, RecoveryError> {
+        let mut headers = self.scanned.iter().flat_map(|segment| &segment.found).map(|found| &found.header);
+        if headers.any(|header| header.epoch.max(header.sequence).max(header.generation) >= COUNTER_MAX) {
+            return Err(RecoveryError::Exhausted);
+        }
         let chain = self.follow();
         let verdict = verdict(&chain.findings);
         let (why, repairable) = match verdict {
@@ -407,3 +413,6 @@ fn without_meta() -> RecoveryError {
         Verdict::Open | Verdict::Cut => unreachable!("the table refuses a log without a start"),
     }
 }
+
+#[cfg(test)]
+mod hostile;
