@@ -157,6 +157,25 @@ impl Pending {
             batch.first_index = first_index;
             batch.term_before = self.terms.at(before).expect("checked");
         }
+        let total: u64 = entries.iter().map(entry_size).sum();
+        let last = self.batches.back_mut().expect("one is open");
+        if last.body_len + total <= self.body_max && last.entries.len() + entries.len() <= BATCH_ENTRIES_MAX {
+            self.waiting_bytes -= last.size();
+            last.body_len += total;
+            self.waiting_bytes += last.size();
+            entries.iter().for_each(|entry| self.terms.put(entry.index, entry.term));
+            if last.entries.is_empty() {
+                last.entries = entries;
+            } else {
+                last.entries.extend(entries);
+            }
+            return;
+        }
+        self.divide_entries(entries, first_index, hard_state);
+    }
+
+    /// Adds entries that do not fit one batch together.
+    fn divide_entries(&mut self, entries: Vec<Entry>, first_index: u64, hard_state: HardState) {
         for entry in entries {
             let size = entry_size(&entry);
             let last = self.batches.back_mut().expect("one is open");
