@@ -23,6 +23,7 @@ pub mod read;
 pub mod request;
 pub mod system;
 pub mod validate;
+pub mod watch;
 
 pub use error::Error;
 pub use member::{Effect, Fatal, Member, MemberConfig};

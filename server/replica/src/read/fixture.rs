@@ -67,10 +67,6 @@ impl Store {
         self.apply(&[vec![Change::Put(bytes(key), bytes(value), lease)]]).expect("a put changes something")
     }
 
-    pub(crate) fn delete(&mut self, key: &str) -> Arc<EventBatch> {
-        self.apply(&[vec![Change::Delete(bytes(key))]]).expect("the key exists")
-    }
-
     /// Applies transactions as one batch and publishes it; `None` when nothing changed.
     pub(crate) fn apply(&mut self, txns: &[Vec<Change>]) -> Option<Arc<EventBatch>> {
         let first_revision = self.revision + 1;

@@ -6,7 +6,7 @@
 //! the newest root, so that one slow client never keeps old pages from being reused.
 
 pub mod compare;
-mod fault;
+pub(crate) mod fault;
 #[cfg(test)]
 pub(crate) mod fixture;
 mod keys;

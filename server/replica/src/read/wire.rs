@@ -46,7 +46,6 @@ fn bytes_len(length: u64) -> u64 {
     if length == 0 { 0 } else { delimited_len(length) }
 }
 
-#[allow(dead_code)]
 /// Encoded length of a `KeyValue` message.
 pub(crate) fn key_value_len(kv: &KeyValue) -> u64 {
     let length = |bytes: &[u8]| u64::try_from(bytes.len()).expect("a length fits in 64 bits");
