@@ -48,6 +48,21 @@ func NewSide(name string, clusterID, memberID uint64) *Side {
 
 // Dial connects to a server and learns its ids.
 func Dial(ctx context.Context, name, addr string) (*Side, error) {
+	s := NewSide(name, 0, 0)
+	if err := s.Redial(ctx, addr); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// Redial connects to a server that was started again.
+func (s *Side) Redial(ctx context.Context, addr string) error {
+	if s.Conn != nil {
+		s.Conn.Close()
+	}
+	s.keepAliveMu.Lock()
+	s.keepAlive = nil
+	s.keepAliveMu.Unlock()
 	conn, err := grpc.NewClient("passthrough:///"+addr,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithInitialWindowSize(1<<20),
@@ -57,18 +72,17 @@ func Dial(ctx context.Context, name, addr string) (*Side, error) {
 			grpc.MaxCallSendMsgSize(math.MaxInt32),
 		))
 	if err != nil {
-		return nil, err
+		return err
 	}
-	s := NewSide(name, 0, 0)
 	s.Conn = conn
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	status, err := pb.NewMaintenanceClient(conn).Status(ctx, &pb.StatusRequest{}, grpc.WaitForReady(true))
 	if err != nil {
-		return nil, fmt.Errorf("%s: status: %w", name, err)
+		return fmt.Errorf("%s: status: %w", s.Name, err)
 	}
 	s.ClusterID, s.MemberID = status.Header.ClusterId, status.Header.MemberId
-	return s, nil
+	return nil
 }
 
 // Close ends the connection.

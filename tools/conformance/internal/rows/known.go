@@ -245,4 +245,6 @@ var known = []string{
 	"M10/role-get-denied",
 	"M10/management-denied",
 	"M10/authenticate",
+	"restart/after-kill",
+	"restart/after-stop",
 }

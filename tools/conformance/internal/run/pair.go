@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 
 	"garboard/tools/conformance/internal/client"
 	"garboard/tools/conformance/internal/server"
@@ -64,6 +65,25 @@ func (p *Pair) start(ctx context.Context, dir, name string, target Target, flags
 	}
 	side.ClientURL, side.PeerURL, side.MemberName = process.ClientURL, process.PeerURL, name
 	return side, nil
+}
+
+// Restart ends both servers, by SIGKILL if kill is set, and starts them again on their data.
+func (p *Pair) Restart(ctx context.Context, kill bool) error {
+	sides := []*client.Side{p.Oracle, p.Subject}
+	problems := make([]error, len(sides))
+	var wait sync.WaitGroup
+	for i, side := range sides {
+		wait.Go(func() {
+			process := p.processes[i]
+			if err := process.Restart(ctx, kill); err != nil {
+				problems[i] = fmt.Errorf("%s after a restart (log %s): %w", side.Name, process.LogPath, err)
+			} else if err := side.Redial(ctx, process.ClientAddr); err != nil {
+				problems[i] = fmt.Errorf("%s after a restart: %w", side.Name, err)
+			}
+		})
+	}
+	wait.Wait()
+	return errors.Join(problems...)
 }
 
 // Crashed names a server that ended by itself.

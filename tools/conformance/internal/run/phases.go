@@ -46,6 +46,77 @@ func (r *Runner) Learner(ctx context.Context) error {
 	return nil
 }
 
+// Restarts kills and stops the servers, and compares what they have kept: keys at old and new revisions, hashes, leases
+// with their keys, members and alarms, and what watches find in the past. A short random run follows each.
+func (r *Runner) Restarts(ctx context.Context, seed uint64) error {
+	for i, kill := range []bool{true, false} {
+		raise := maintenanceCall("Alarm", &pb.AlarmRequest{
+			Action: pb.AlarmRequest_ACTIVATE, MemberID: ops.SelfMember, Alarm: pb.AlarmType_NOSPACE})
+		lower := maintenanceCall("Alarm", &pb.AlarmRequest{
+			Action: pb.AlarmRequest_DEACTIVATE, MemberID: ops.SelfMember, Alarm: pb.AlarmType_NOSPACE})
+		if err := r.Step(ctx, raise); err != nil {
+			return err
+		}
+		r.Phase = fmt.Sprintf("restart-%d", i+1)
+		if err := r.Restart(ctx, kill); err != nil {
+			return err
+		}
+		if err := r.steps(ctx, append(r.kept(), lower)...); err != nil {
+			return err
+		}
+		if kill {
+			r.table.Hit("restart/after-kill")
+		} else {
+			r.table.Hit("restart/after-stop")
+		}
+		if err := r.Random(ctx, seed+uint64(i)+1, randomAfterRestart, func(int) {}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// randomAfterRestart is how many random operations show that a server goes on as before.
+const randomAfterRestart = 300
+
+// kept asks for everything that a restart must not change.
+func (r *Runner) kept() []gen.Step {
+	all := func(revision int64) *pb.RangeRequest {
+		return &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}, Revision: revision}
+	}
+	low := max(r.world.Compacted, 1)
+	steps := []gen.Step{
+		kvCall("Range", all(0)),
+		maintenanceCall("Alarm", &pb.AlarmRequest{}),
+		maintenanceCall("Status", &pb.StatusRequest{}),
+		leaseCall("LeaseLeases", &pb.LeaseLeasesRequest{}),
+		kvCall("Put", &pb.PutRequest{Key: []byte("refused")}),
+		clusterStep("MemberList", &pb.MemberListRequest{Linearizable: true}),
+		{Watch: func(t *watch.Tracker) {
+			req := &pb.WatchCreateRequest{Key: []byte{0}, RangeEnd: []byte{0}, StartRevision: low, PrevKv: true}
+			t.Create(0, req, r.world.Revision, r.world.Compacted)
+			t.Barrier(r.world.Revision)
+		}},
+	}
+	const samples = 7
+	for i := range int64(samples) {
+		revision := low + (r.world.Revision-low)*i/(samples-1)
+		steps = append(steps, kvCall("Range", all(revision)),
+			maintenanceCall("HashKV", &pb.HashKVRequest{Revision: revision}))
+	}
+	if low > 1 {
+		steps = append(steps, kvCall("Range", all(low-1)))
+	}
+	for _, id := range append(append([]int64(nil), r.world.Leases...), r.world.Picked...) {
+		steps = append(steps, leaseCall("LeaseTimeToLive", &pb.LeaseTimeToLiveRequest{ID: id, Keys: true}))
+	}
+	return steps
+}
+
+func clusterStep(method string, req ops.Message) gen.Step {
+	return gen.Step{Op: clusterCall(method, req)}
+}
+
 func clusterCall(method string, req ops.Message) ops.Op {
 	return &ops.Unary{Method: "/etcdserverpb.Cluster/" + method, Req: req}
 }

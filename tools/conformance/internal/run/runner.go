@@ -42,6 +42,8 @@ type Runner struct {
 	Phase string
 	// KeepGoing counts differences instead of ending at the first.
 	KeepGoing bool
+	// restarted is set once leases have been renewed by a restart: their order by expiry is chance from then on.
+	restarted bool
 	// auth is set where requests run under users.
 	auth bool
 	// revisionsDiffer is set when the servers have come to different revisions for a reason.
@@ -56,11 +58,27 @@ type Runner struct {
 // NewRunner is ready to run on an empty pair.
 func NewRunner(pair *Pair, table *rows.Table, results *Results) (*Runner, error) {
 	r := &Runner{pair: pair, world: world.New(), table: table, results: results}
-	var err error
-	r.tracker, err = watch.New(pair.Oracle, pair.Subject, watchStreams, table.Hit, func(d watch.Difference) {
-		results.Differ(d.What, d.Oracle, d.Subject)
+	return r, r.openWatches()
+}
+
+func (r *Runner) openWatches() error {
+	from := max(r.world.Compacted, 1)
+	tracker, err := watch.New(r.pair.Oracle, r.pair.Subject, from, watchStreams, r.table.Hit, func(d watch.Difference) {
+		r.results.Differ(d.What, d.Oracle, d.Subject)
 	})
-	return r, err
+	r.tracker = tracker
+	return err
+}
+
+// Restart stops both servers, or kills them, and starts them again; watches end with their streams.
+func (r *Runner) Restart(ctx context.Context, kill bool) error {
+	r.settle(ctx)
+	r.tracker.Close()
+	if err := r.pair.Restart(ctx, kill); err != nil {
+		return err
+	}
+	r.restarted = true
+	return r.openWatches()
 }
 
 // Close ends the watch streams.
@@ -238,9 +256,25 @@ func (r *Runner) judge(op ops.Op, oracle, subject ops.Outcome) {
 		compare.DropRevision(&oracle)
 		compare.DropRevision(&subject)
 	}
+	if r.restarted {
+		r.pairLeases(&oracle, &subject)
+	}
 	if diff, same := compare.Outcomes(op, r.pair.Oracle, &oracle, r.pair.Subject, &subject); !same {
 		r.results.Differ(op.Describe()+diff, show(&oracle), show(&subject))
 	}
+}
+
+// pairLeases sorts lists of leases by the oracle's ids.
+func (r *Runner) pairLeases(oracle, subject *ops.Outcome) {
+	for _, reply := range subject.Replies {
+		if list, ok := reply.(*pb.LeaseLeasesResponse); ok {
+			for _, l := range list.Leases {
+				l.ID = r.pair.Subject.Alias(l.ID)
+			}
+		}
+	}
+	compare.SortLeases(oracle)
+	compare.SortLeases(subject)
 }
 
 // alias records which ids the servers picked for the same request.

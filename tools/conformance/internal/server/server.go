@@ -46,6 +46,10 @@ type Process struct {
 	// LogPath holds everything the process printed.
 	LogPath string
 
+	link string
+	args []string
+	dir  string
+
 	cmd    *exec.Cmd
 	exited chan struct{}
 	err    error
@@ -77,9 +81,10 @@ func Start(ctx context.Context, config Config) (*Process, error) {
 		ClientURL:  fmt.Sprintf("http://127.0.0.1:%d", ports[0]),
 		PeerURL:    fmt.Sprintf("http://127.0.0.1:%d", ports[1]),
 		LogPath:    filepath.Join(dir, "log"),
-		exited:     make(chan struct{}),
+		link:       link,
+		dir:        dir,
 	}
-	args := []string{
+	p.args = []string{
 		"--name", config.Name,
 		"--data-dir", filepath.Join(dir, "data"),
 		"--listen-client-urls", p.ClientURL,
@@ -88,15 +93,27 @@ func Start(ctx context.Context, config Config) (*Process, error) {
 		"--initial-advertise-peer-urls", p.PeerURL,
 		"--initial-cluster", config.Name + "=" + p.PeerURL,
 	}
-	args = append(args, config.ExtraArgs...)
-	if err := p.run(ctx, link, args, dir); err != nil {
+	p.args = append(p.args, config.ExtraArgs...)
+	if err := p.run(ctx); err != nil {
 		return nil, fmt.Errorf("%s (log %s): %w", config.Binary, p.LogPath, err)
 	}
 	return p, nil
 }
 
-func (p *Process) run(ctx context.Context, link string, args []string, dir string) error {
-	logFile, err := os.Create(p.LogPath)
+// Restart ends the process, by SIGKILL if kill is set, and starts it again on the same data and ports.
+func (p *Process) Restart(ctx context.Context, kill bool) error {
+	if kill {
+		p.cmd.Process.Kill()
+		<-p.exited
+	} else if err := p.Stop(); err != nil {
+		return err
+	}
+	return p.run(ctx)
+}
+
+func (p *Process) run(ctx context.Context) error {
+	p.exited = make(chan struct{})
+	logFile, err := os.OpenFile(p.LogPath, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
@@ -104,8 +121,8 @@ func (p *Process) run(ctx context.Context, link string, args []string, dir strin
 	if err != nil {
 		return err
 	}
-	p.cmd = exec.Command(link, args...)
-	p.cmd.Dir = dir
+	p.cmd = exec.Command(p.link, p.args...)
+	p.cmd.Dir = p.dir
 	p.cmd.Stdout, p.cmd.Stderr = writer, writer
 	// A group of its own keeps a Ctrl-C for this program from reaching the server before the report is written.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
@@ -116,9 +133,10 @@ func (p *Process) run(ctx context.Context, link string, args []string, dir strin
 
 	ready := make(chan struct{})
 	go copyLog(reader, logFile, ready)
+	exited := p.exited
 	go func() {
 		p.err = p.cmd.Wait()
-		close(p.exited)
+		close(exited)
 	}()
 
 	timer := time.NewTimer(startTimeout)

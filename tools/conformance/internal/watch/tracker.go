@@ -66,8 +66,8 @@ type Tracker struct {
 	report func(Difference)
 }
 
-// New opens the streams. Rows that are proved go to hit, disagreements to report.
-func New(oracle, subject *client.Side, streams int, hit func(string), report func(Difference)) (*Tracker, error) {
+// New opens the streams; from is the oldest revision that watches can reach. Rows that are proved go to hit, disagreements to report.
+func New(oracle, subject *client.Side, from int64, streams int, hit func(string), report func(Difference)) (*Tracker, error) {
 	t := &Tracker{oracle: oracle, subject: subject, hit: hit, limit: waitLimit}
 	t.report = func(d Difference) {
 		if d.Late {
@@ -76,7 +76,7 @@ func New(oracle, subject *client.Side, streams int, hit func(string), report fun
 		report(d)
 	}
 	var err error
-	if t.history, err = openHistory(oracle, 1); err != nil {
+	if t.history, err = openHistory(oracle, from); err != nil {
 		return nil, err
 	}
 	if t.probe, err = t.open(); err != nil {
