@@ -1,4 +1,4 @@
-//! Failed writes and syncs at every point, short writes, and full disks.
+//! Failed writes and syncs at every point, short writes, and full disks. `WAL_COMMITS=n` sets how many appends a run has.
 
 mod harness;
 
@@ -16,8 +16,9 @@ fn run_with(config: LogConfig, operation: Operation, nth: u64, fault: Fault) -> 
     shell.start(effect).expect("not yet failing");
     shell.disk.plan(operation, nth, fault);
     let mut model = Model::new(genesis(LOG_ID));
-    for index in 1..=60 {
-        let more = append(index, 1, 1, 40 * usize::try_from(index).expect("small"), index - 1);
+    let commits = std::env::var("WAL_COMMITS").map_or(60, |value| value.parse().expect("a number"));
+    for index in 1..=commits {
+        let more = append(index, 1, 1, 40 * usize::try_from(index % 64).expect("small"), index - 1);
         let number = shell.append(more.clone());
         model.append(number, more);
         shell.pump();

@@ -9,7 +9,7 @@ use harness::model::{Model, State};
 use harness::{Shell, genesis, presented, recover, small};
 
 const STEPS: usize = 400;
-const SEEDS_DEFAULT: u64 = 400;
+const SEEDS_DEFAULT: u64 = 250;
 
 fn random_config(rng: &mut Rng) -> LogConfig {
     let shards = [1, 1, 2, 3][rng.index(4)];

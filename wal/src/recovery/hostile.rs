@@ -8,7 +8,7 @@ use bytes::Bytes;
 use garboard_simdisk::Rng;
 
 use super::*;
-use crate::format::{Checksum, HEADER_SIZE};
+use crate::format::{BatchHeader, Checksum, HEADER_SIZE, Kind};
 use crate::{Append, Effect, EntryKind};
 
 const LOG_ID: u128 = 0x77;
@@ -193,4 +193,32 @@ fn forged_headers_with_right_checksums_neither_panic_nor_present_an_impossible_l
         opened += u64::from(open);
     }
     assert!(opened > cases / 20 && opened < cases, "{opened} of {cases} opened");
+}
+
+#[test]
+fn a_whole_batch_of_an_older_generation_of_its_segment_is_missing() {
+    // A run without a checkpoint: nothing was recycled.
+    let runs = (0..64).map(|seed| sound_files(&mut Rng::new(seed)));
+    let mut files = runs.into_iter().find(|files| files.meta.applied_index == 0).unwrap();
+    let before = recover(&files).unwrap();
+    let checksum = Checksum::new(LOG_ID);
+    let last = before.report.sequence;
+    let mut changed = 0;
+    for bytes in files.segments.values_mut() {
+        for from in (BLOCK..bytes.len()).step_by(BLOCK) {
+            let head: &mut [u8; HEADER_SIZE] = bytes[from..].first_chunk_mut().unwrap();
+            let Some((mut header, _)) = BatchHeader::decode(checksum, head) else { continue };
+            if header.sequence == last && header.kind != Kind::Seal {
+                header.generation = 0;
+                header.encode(checksum, head);
+                changed += 1;
+            }
+        }
+    }
+    assert_eq!(changed, 1);
+    match recover(&files) {
+        Ok(after) => assert_eq!(after.report.sequence, last - 1),
+        Err(RecoveryError::Damaged(damage)) => assert_eq!((damage.sequence, damage.why), (last, Why::Hole)),
+        Err(error) => panic!("{error}"),
+    }
 }
