@@ -1,6 +1,7 @@
 //! etcd's `HashKV`, in bounded steps.
 
 use crate::View;
+use crate::codec::put_varint;
 use crate::types::{Bounds, Paged, Record, Revision};
 
 /// What etcd's `HashKV` answers.
@@ -106,14 +107,6 @@ impl KvHasher {
     fn finish(&self) -> HashKv {
         HashKv { hash: self.crc, compact_revision: self.compacted, revision: self.revision }
     }
-}
-
-fn put_varint(into: &mut Vec<u8>, mut value: u64) {
-    while value >= 0x80 {
-        into.push(value.to_le_bytes()[0] | 0x80);
-        value >>= 7;
-    }
-    into.push(value.to_le_bytes()[0]);
 }
 
 fn put_int(into: &mut Vec<u8>, field: u64, value: i64) {

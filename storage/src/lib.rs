@@ -9,20 +9,38 @@
 //! The calling order of a batch: [`Index::prefetch`] every key it touches, then [`Index::put`], [`Index::delete`],
 //! [`Index::system_put`] and so on, then one [`Index::publish`].
 
+mod arena;
+mod check;
+mod checkpoint;
+mod codec;
+mod edit;
+mod entry;
 mod file;
 pub mod hash;
+mod index;
 mod io;
 pub mod limits;
 mod map;
-mod naive;
+mod meta;
+mod page;
+mod pages;
+mod pins;
+mod reclaim;
+mod space;
+mod store;
+mod tree;
 mod types;
+mod view;
 
+pub use check::CheckError;
 pub use file::{MappedFile, PageFile};
+pub use index::Index;
 pub use io::{
     CheckpointDone, IndexConfig, IndexFailure, IndexIo, IoFailure, IoId, IoOp, OpenError, OpenFacts, PageError,
 };
 pub use map::{Map, PAGE_SIZE};
-pub use naive::{Counter, Cursor, EventCursor, Index, Reader, Snapshot, SystemCursor, View};
 pub use types::{
-    Applied, Bounds, CompactionProgress, IndexSize, NeedPage, PageId, Paged, PutOutcome, Record, Revision, Version,
+    Applied, Bounds, CompactionProgress, IndexSize, NeedPage, PageId, Paged, PutOutcome, Record, Revision, SpaceState,
+    Version,
 };
+pub use view::{Counter, Cursor, EventCursor, Reader, Snapshot, SystemCursor, View};

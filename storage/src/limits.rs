@@ -12,3 +12,18 @@ pub const CONF_BYTES_MAX: usize = 1024;
 pub const CHECKPOINT_BYTES: u64 = 128 << 20;
 /// Dirty bytes above which new writes must wait, by default.
 pub const DIRTY_BYTES_MAX: u64 = 256 << 20;
+/// Pages of one extent that a single load reads ahead.
+pub const READ_AHEAD_PAGES: u32 = 63;
+/// Addresses for changed pages, in multiples of [`DIRTY_BYTES_MAX`] as configured: what one huge transaction may need
+/// beyond the bound.
+pub const ARENA_FACTOR: u64 = 8;
+/// Bytes of one checkpoint write at most.
+pub const WRITE_BYTES_MAX: usize = 128 << 10;
+/// Checkpoint writes in flight at most.
+pub const WRITES_IN_FLIGHT_MAX: usize = 2;
+/// The file grows by at least this much.
+pub const GROW_BYTES_MIN: u64 = 8 << 20;
+/// The file grows by at most this much beyond what is needed.
+pub const GROW_BYTES_MAX: u64 = 256 << 20;
+/// Allocated bytes kept ahead of what is in use, so that deletes and compaction go on when the disk is full.
+pub const RESERVED_BYTES: u64 = 16 << 20;

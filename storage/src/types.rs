@@ -146,3 +146,12 @@ pub struct IndexSize {
     /// Bytes of pages free for new use, without growing the file.
     pub free_bytes: u64,
 }
+
+/// Whether the index can take what makes it grow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SpaceState {
+    /// It can.
+    Enough,
+    /// The disk refused to let the file grow, or the reserved addresses are nearly used up.
+    Full,
+}
