@@ -24,8 +24,7 @@ use std::sync::Arc;
 /// The writer of one index file. There is one, on the home core.
 ///
 /// Changes are prefetched, made, and published in batches. They are in memory then; a checkpoint takes them to the
-/// file. The shell polls for effects after `start_checkpoint` (and after `create`, which at once begins the checkpoint
-/// that formats the file) and reports each outcome.
+/// file. The shell polls for effects after `start_checkpoint` and reports each outcome.
 #[derive(Debug)]
 pub struct Index {
     config: IndexConfig,
@@ -49,11 +48,10 @@ pub struct Index {
 }
 
 impl Index {
-    /// A fresh index in an empty file. The checkpoint that formats the file begins at once.
+    /// A fresh index in an empty file. The first checkpoint formats the file: until it is durable there is nothing to
+    /// open.
     pub fn create(config: IndexConfig, file: Arc<dyn PageFile>) -> Index {
-        let mut index = Index::assemble(config, file, Space::new(), Root::empty(), 0, 0, 0);
-        index.begin_checkpoint(Bytes::new(), Bytes::new());
-        index
+        Index::assemble(config, file, Space::new(), Root::empty(), 0, 0, 0)
     }
 
     /// Opens what the newest durable checkpoint left. Reads the meta slots and the free map, some 16 pages for each
@@ -495,7 +493,7 @@ enum TreeName {
 fn read_meta(file: &dyn PageFile) -> Result<Meta, OpenError> {
     let needed = offset_of(META_SLOTS);
     if file.len_bytes() < needed {
-        return Err(OpenError::Truncated { found: file.len_bytes(), expected: needed });
+        return Err(OpenError::NoMeta("the file is shorter than the meta slots"));
     }
     let mut slots = std::array::from_fn(|_| meta::Slot::Bad);
     for (slot, number) in slots.iter_mut().zip(0..META_SLOTS) {

@@ -94,7 +94,7 @@ impl Run {
         assert!(facts.applied.index >= self.rig.durable.unwrap_or(0), "a durable checkpoint was lost");
         let durable = facts.applied.index;
         let anchor = durable.to_le_bytes();
-        assert_eq!(facts.anchor, if durable == 0 { &[][..] } else { &anchor[..] });
+        assert_eq!((facts.anchor.as_ref(), facts.conf.as_ref()), (&anchor[..], &b"conf"[..]));
         self.rig = Rig::around(index, file, checkpoints[&durable].clone());
         self.rig.durable = Some(durable);
         self.verify();

@@ -115,7 +115,7 @@ impl Rig {
         let file = SimFile::new(empty_disk());
         let index = Index::create(config(), Arc::clone(&file) as Arc<dyn PageFile>);
         let mut rig = Rig::around(index, file, Model::default());
-        rig.checkpoints.insert(0, Model::default());
+        rig.start_checkpoint();
         rig
     }
 

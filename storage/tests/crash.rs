@@ -1,0 +1,449 @@
+//! Crashes at every write and sync, rot everywhere, and a full disk.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use garboard_simdisk::{Disk, Fault, Kept, Operation, Rng, Rot, SECTOR_SIZE};
+use garboard_storage::{
+    Applied, Bounds, Index, IndexFailure, IoFailure, IoOp, OpenError, PAGE_SIZE, PageFile, Revision, SpaceState,
+};
+use std::sync::Arc;
+use support::model::Model;
+use support::{NAME, Rig, SimFile, assert_same, config, empty_disk, open, settle};
+
+/// One step of the script: some transactions with keys and values of every shape, and some compaction.
+fn script_step(rig: &mut Rig, rng: &mut Rng, round: u64) {
+    for i in 0..6 {
+        let number = rng.below(40);
+        let key = match i {
+            4 => [vec![b'l'; 1200], number.to_be_bytes().to_vec()].concat(),
+            _ => format!("/registry/things/{number:04}").into_bytes(),
+        };
+        let len = if i == 5 { 9_000 } else { rng.index(400) };
+        if rng.chance(75) {
+            rig.put(&key, &vec![b'v'; len], 0);
+        } else {
+            rig.delete(&key);
+        }
+        rig.end_txn();
+    }
+    rig.system_put(format!("member/{}", round % 3).as_bytes(), &round.to_le_bytes());
+    rig.publish();
+    if round % 2 == 1 {
+        rig.compact(rig.model.revision - 3);
+        rig.finish_compaction();
+    }
+}
+
+/// The state at the newest checkpoint that may be on the disk, which must be one of the allowed.
+fn assert_opens_to_one_of(disk: Disk, allowed: &[(u64, Model)], context: &str) {
+    let (index, facts, file) = open(disk).unwrap_or_else(|error| panic!("{context}: {error}"));
+    let found = allowed.iter().find(|(applied, _)| *applied == facts.applied.index);
+    let (_, model) = found.unwrap_or_else(|| panic!("{context}: opened at {:?}", facts.applied));
+    let reader = index.reader();
+    assert_same(&reader, reader.pin().view(), model);
+    index.check().unwrap_or_else(|error| panic!("{context}: {error}"));
+    drop(index);
+    let disk = file.disk.lock().unwrap().clone();
+    let (again, facts_again, _) = open(disk).unwrap();
+    assert_eq!(facts_again, facts);
+    let reader = again.reader();
+    assert_same(&reader, reader.pin().view(), model);
+}
+
+/// Crash images of a disk: every subset of few unsynced sectors, random subsets of many, and every write torn.
+fn crash_images(disk: &Disk, rng: &mut Rng, random: usize) -> Vec<Disk> {
+    let count = disk.unsynced_sectors();
+    let crashed = |kept: Kept<'_>| {
+        let mut disk = disk.clone();
+        disk.crash(kept, usize::MAX);
+        disk
+    };
+    if count <= 6 {
+        return (0..1u64 << count).map(|bits| crashed(Kept::Bits(bits))).collect();
+    }
+    let mut images = vec![crashed(Kept::Nothing), crashed(Kept::Everything)];
+    let torn_at = rng.index(count);
+    let front: Vec<bool> = (0..count).map(|at| at < torn_at).collect();
+    let behind: Vec<bool> = front.iter().map(|front| !front).collect();
+    images.extend([crashed(Kept::Mask(&front)), crashed(Kept::Mask(&behind))]);
+    images.extend((0..random).map(|_| crashed(Kept::Random(rng.next_u64()))));
+    images
+}
+
+/// After a crash at any effect of a run the index opens to the newest durable checkpoint, or to the one under way if
+/// its meta page was complete.
+#[test]
+fn a_crash_at_any_write_or_sync_leads_to_a_checkpoint_as_it_was() {
+    let seeds = std::env::var("SEED").map_or(0..4, |seed| seed.parse().unwrap()..seed.parse::<u64>().unwrap() + 1);
+    let mut images = 0;
+    for seed in seeds {
+        println!("seed {seed}");
+        let mut rng = Rng::new(seed);
+        let mut rig = Rig::create();
+        rig.finish_io(&mut rng);
+        let mut durable = (0, Model::default());
+        for round in 0..12 {
+            script_step(&mut rig, &mut rng, round);
+            rig.start_checkpoint();
+            let under_way = (rig.model.applied, rig.model.clone());
+            let allowed = [durable.clone(), under_way.clone()];
+            loop {
+                let disk = rig.file.disk.lock().unwrap().clone();
+                for (i, image) in crash_images(&disk, &mut rng, 6).into_iter().enumerate() {
+                    images += 1;
+                    assert_opens_to_one_of(image, &allowed, &format!("seed {seed}, round {round}, image {i}"));
+                }
+                // New commits go on meanwhile.
+                if rng.chance(40) {
+                    script_step(&mut rig, &mut rng, round);
+                }
+                if !rig.io_step(&mut rng) {
+                    break;
+                }
+            }
+            assert_eq!(rig.durable, Some(under_way.0));
+            durable = under_way;
+            assert_opens_to_one_of(rig.file.disk.lock().unwrap().clone(), &[durable.clone()], "durable");
+        }
+    }
+    println!("{images} crash images");
+    assert!(images > 1_000);
+}
+
+/// A crash while the file is being formatted leaves nothing that opens to anything but the empty store.
+#[test]
+fn a_crash_while_formatting_is_refused_or_opens_empty() {
+    let mut rng = Rng::new(1);
+    let mut rig = Rig::create();
+    loop {
+        let disk = rig.file.disk.lock().unwrap().clone();
+        for image in crash_images(&disk, &mut rng, 20) {
+            if let Ok((index, facts, _)) = open(image) {
+                assert_eq!((facts.applied, facts.revision), (Applied::default(), 1));
+                index.check().unwrap();
+            }
+        }
+        if !rig.io_step(&mut rng) {
+            break;
+        }
+    }
+}
+
+/// A process that dies and a power loss later must not undo each other: what the second process reuses is safe only
+/// once what the first left in the kernel's cache is durable.
+#[test]
+fn a_power_loss_after_a_process_died_between_meta_copies_finds_a_whole_checkpoint() {
+    for seed in 0..30 {
+        let mut rng = Rng::new(seed);
+        let mut rig = Rig::create();
+        rig.finish_io(&mut rng);
+        for round in 0..3 {
+            script_step(&mut rig, &mut rng, round);
+            rig.checkpoint(&mut rng);
+        }
+        script_step(&mut rig, &mut rng, 4);
+        let before = (rig.model.applied - 1, rig.checkpoints.values().next_back().unwrap().clone());
+        let before = (before.1.applied, before.1);
+        rig.start_checkpoint();
+        let under_way = (rig.model.applied, rig.model.clone());
+        for _ in 0..rng.index(40) {
+            rig.io_step(&mut rng);
+        }
+        // The process dies; the kernel's cache stays.
+        let (index, facts, file) = open(rig.file.disk.lock().unwrap().clone()).unwrap();
+        let opened = if facts.applied.index == under_way.0 { under_way.clone() } else { before.clone() };
+        let mut rig = Rig::around(index, file, opened.1.clone());
+        script_step(&mut rig, &mut rng, 5);
+        rig.start_checkpoint();
+        let newest = (rig.model.applied, rig.model.clone());
+        loop {
+            let disk = rig.file.disk.lock().unwrap().clone();
+            for image in crash_images(&disk, &mut rng, 4) {
+                let allowed = [before.clone(), under_way.clone(), newest.clone()];
+                assert_opens_to_one_of(image, &allowed, &format!("seed {seed}"));
+            }
+            if !rig.io_step(&mut rng) {
+                break;
+            }
+        }
+    }
+}
+
+/// Walks all that a view shows; true if every page that it needed could be trusted.
+fn walks_to_the_end(index: &Index) -> bool {
+    let reader = index.reader();
+    let snapshot = reader.pin();
+    let view = snapshot.view();
+    let mut events = view.events(Revision::default());
+    let mut cursor = view.cursor(Bounds::ALL, i64::MAX);
+    let mut system = view.system_scan(b"");
+    loop {
+        match events.next() {
+            Ok(Some(_)) => (),
+            Ok(None) => break,
+            Err(need) if reader.load(need.0).is_err() => return false,
+            Err(_) => (),
+        }
+    }
+    loop {
+        match cursor.next().map(|next| next.is_some()) {
+            Ok(true) => (),
+            Ok(false) => break,
+            Err(need) if reader.load(need.0).is_err() => return false,
+            Err(_) => (),
+        }
+    }
+    loop {
+        match system.next() {
+            Ok(Some(_)) => (),
+            Ok(None) => return true,
+            Err(need) if reader.load(need.0).is_err() => return false,
+            Err(_) => (),
+        }
+    }
+}
+
+/// Every sector of the file, rotten in every way: either the index shows exactly what it should, or it says which page
+/// is damaged, or opening refuses. Nothing wrong is ever shown.
+#[test]
+fn rot_anywhere_is_never_served() {
+    let mut rng = Rng::new(3);
+    let mut rig = Rig::create();
+    rig.finish_io(&mut rng);
+    let mut older = Vec::new();
+    for round in 0..5 {
+        script_step(&mut rig, &mut rng, round);
+        rig.checkpoint(&mut rng);
+        older.push(rig.file.disk.lock().unwrap().clone());
+    }
+    let disk = rig.file.disk.lock().unwrap().clone();
+    let stale = &older[2];
+    let used = rig.index.size();
+    let sectors = (used.in_use_bytes + 64 * 4096) / u64::try_from(SECTOR_SIZE).unwrap();
+    let (mut noticed, mut harmless) = (0, 0);
+    for sector in 0..sectors {
+        let rots = [
+            Rot::Flip(rng.index(SECTOR_SIZE * 8)),
+            Rot::Zero,
+            Rot::Stale(stale),
+            Rot::Misdirected { file: NAME, sector: rng.below(sectors) },
+            Rot::Unreadable,
+        ];
+        for rot in rots {
+            let mut disk = disk.clone();
+            disk.rot(NAME, sector, rot).unwrap();
+            let Ok((index, facts, _)) = open(disk) else {
+                noticed += 1;
+                continue;
+            };
+            assert_eq!(facts.applied.index, rig.model.applied, "sector {sector}");
+            if walks_to_the_end(&index) {
+                let reader = index.reader();
+                assert_same(&reader, reader.pin().view(), &rig.model);
+                harmless += 1;
+            } else {
+                assert!(index.check().is_err());
+                noticed += 1;
+            }
+        }
+    }
+    println!("{noticed} noticed, {harmless} harmless");
+    assert!(noticed > 300 && harmless > 300);
+}
+
+/// A whole page that was lost or that landed elsewhere has a right checksum, and is noticed all the same.
+#[test]
+fn a_lost_or_misdirected_write_of_a_whole_page_is_noticed() {
+    let mut rng = Rng::new(4);
+    let mut rig = Rig::create();
+    rig.finish_io(&mut rng);
+    for round in 0..3 {
+        script_step(&mut rig, &mut rng, round);
+        rig.checkpoint(&mut rng);
+    }
+    let stale = rig.file.disk.lock().unwrap().clone();
+    for round in 3..9 {
+        script_step(&mut rig, &mut rng, round);
+        rig.checkpoint(&mut rng);
+    }
+    let disk = rig.file.disk.lock().unwrap().clone();
+    let per_page = u64::try_from(PAGE_SIZE / SECTOR_SIZE).unwrap();
+    let pages = rig.index.size().in_use_bytes / u64::try_from(PAGE_SIZE).unwrap() + 64;
+    let mut noticed = 0;
+    for page in 4..pages {
+        for misdirected in [false, true] {
+            let mut disk = disk.clone();
+            let other = 4 + rng.below(pages - 4);
+            for i in 0..per_page {
+                let rot = if misdirected {
+                    Rot::Misdirected { file: NAME, sector: other * per_page + i }
+                } else {
+                    Rot::Stale(&stale)
+                };
+                disk.rot(NAME, page * per_page + i, rot).unwrap();
+            }
+            let Ok((index, _, _)) = open(disk) else {
+                noticed += 1;
+                continue;
+            };
+            if walks_to_the_end(&index) {
+                let reader = index.reader();
+                assert_same(&reader, reader.pin().view(), &rig.model);
+            } else {
+                noticed += 1;
+            }
+        }
+    }
+    assert!(noticed > 50, "{noticed} noticed");
+}
+
+/// The newest generation's two copies rotting must not bring the one before back to life.
+#[test]
+fn a_rotten_newest_generation_is_refused_and_one_rotten_copy_is_not() {
+    let mut rng = Rng::new(5);
+    let mut rig = Rig::create();
+    rig.finish_io(&mut rng);
+    for round in 0..4 {
+        script_step(&mut rig, &mut rng, round);
+        rig.checkpoint(&mut rng);
+    }
+    // Generation 1 formatted the file, so the fourth checkpoint after it is generation 5: slots 2 and 3.
+    let disk = rig.file.disk.lock().unwrap().clone();
+    let rot = |slots: &[u64]| {
+        let mut disk = disk.clone();
+        for slot in slots {
+            disk.rot(NAME, slot * u64::try_from(PAGE_SIZE / SECTOR_SIZE).unwrap(), Rot::Flip(900)).unwrap();
+        }
+        open(disk).map(|(_, facts, _)| facts.applied.index)
+    };
+    assert_eq!(rot(&[2]).unwrap(), rig.model.applied);
+    assert_eq!(rot(&[3]).unwrap(), rig.model.applied);
+    assert!(matches!(rot(&[2, 3]), Err(OpenError::NoMeta(_))));
+    assert!(matches!(rot(&[0, 1, 2, 3]), Err(OpenError::NoMeta(_))));
+}
+
+/// A failed write or sync poisons the index; nothing is tried again.
+#[test]
+fn the_first_failed_write_or_sync_is_the_last_effect() {
+    for (operation, nth) in [(Operation::Write, 0), (Operation::Write, 3), (Operation::Sync, 0), (Operation::Sync, 2)] {
+        let mut rng = Rng::new(6);
+        let mut rig = Rig::create();
+        rig.finish_io(&mut rng);
+        script_step(&mut rig, &mut rng, 0);
+        rig.start_checkpoint();
+        rig.file.disk.lock().unwrap().plan(operation, nth, Fault::Error);
+        let failure = loop {
+            let io = rig.index.poll_io().expect("the fault comes before the end");
+            if let Err(failure) = rig.index.handle_io(io.id, rig.file.perform(&io.op)) {
+                break failure;
+            }
+        };
+        match operation {
+            Operation::Write => assert!(matches!(failure, IndexFailure::Write { source: IoFailure::Errno(5), .. })),
+            _ => assert!(matches!(failure, IndexFailure::Sync { source: IoFailure::Errno(5) })),
+        }
+        assert_eq!(rig.index.poll_io(), None);
+        assert_eq!(rig.index.poll_checkpoint_done(), None);
+    }
+}
+
+/// On a full disk the index says so, keeps what it has, lets deletes and compaction go on, and recovers.
+#[test]
+fn a_full_disk_is_survived() {
+    let mut rng = Rng::new(7);
+    let mut rig = Rig::create();
+    rig.finish_io(&mut rng);
+    let used = rig.file.disk.lock().unwrap().used();
+    rig.file.disk.lock().unwrap().set_capacity(Some(used));
+    let mut round = 0;
+    while rig.index.space() == SpaceState::Enough {
+        for i in 0..20 {
+            rig.put(format!("big/{round}/{i}").as_bytes(), &vec![b'x'; 60_000], 0);
+        }
+        rig.publish();
+        if round % 4 == 3 {
+            rig.start_checkpoint();
+            rig.finish_io(&mut rng);
+        }
+        round += 1;
+        assert!(round < 1_000);
+    }
+    rig.assert_same();
+    // Deletes and compaction fit what is kept in reserve.
+    for old in 0..round {
+        for i in 0..20 {
+            rig.delete(format!("big/{old}/{i}").as_bytes());
+        }
+        rig.publish();
+    }
+    rig.compact(rig.model.revision);
+    rig.finish_compaction();
+    for _ in 0..3 {
+        rig.start_checkpoint();
+        rig.finish_io(&mut rng);
+        rig.publish();
+    }
+    assert!(rig.durable.is_some_and(|durable| durable > 0), "a checkpoint was durable in spite of the full disk");
+    rig.assert_same();
+    rig.index.check().unwrap();
+    rig.file.disk.lock().unwrap().set_capacity(None);
+    rig.put(b"again", b"there is room", 0);
+    rig.publish();
+    rig.checkpoint(&mut rng);
+    assert_eq!(rig.index.space(), SpaceState::Enough);
+}
+
+/// Space comes back: rewriting the same keys for long, with compaction and checkpoints, does not let the file grow.
+#[test]
+fn a_steady_state_does_not_grow() {
+    let mut rng = Rng::new(8);
+    let mut rig = Rig::create();
+    rig.finish_io(&mut rng);
+    let mut sizes = Vec::new();
+    for round in 0..60 {
+        for i in 0..200 {
+            let len = rng.index(3_000);
+            rig.put(format!("key/{i:04}").as_bytes(), &vec![b'y'; len], 0);
+            rig.end_txn();
+        }
+        rig.publish();
+        rig.compact(rig.model.revision - 50);
+        rig.finish_compaction();
+        rig.checkpoint(&mut rng);
+        sizes.push((round, rig.index.size()));
+    }
+    let (early, late) = (sizes[10].1, sizes[59].1);
+    assert!(late.in_use_bytes <= early.in_use_bytes * 5 / 4, "{early:?} {late:?}");
+    assert!(late.file_bytes - late.free_bytes <= (early.file_bytes - early.free_bytes) * 5 / 4, "{early:?} {late:?}");
+    let used = |size: garboard_storage::IndexSize| size.file_bytes - size.free_bytes;
+    assert!(used(late) < 8 << 20);
+    rig.index.check().unwrap();
+}
+
+/// Growth is asked for before anything is written beyond the file's end.
+#[test]
+fn nothing_is_written_beyond_what_is_allocated() {
+    let file = SimFile::new(empty_disk());
+    let mut index = Index::create(config(), Arc::clone(&file) as Arc<dyn PageFile>);
+    let mut revision = 1;
+    index.start_checkpoint(b"", b"");
+    for round in 0..10u64 {
+        while let Some(io) = index.poll_io() {
+            if let IoOp::Write { offset, bytes } = &io.op {
+                assert!(offset + u64::try_from(bytes.len()).unwrap() <= file.len_bytes());
+            }
+            index.handle_io(io.id, file.perform(&io.op)).unwrap();
+        }
+        assert!(index.poll_checkpoint_done().is_some());
+        for i in 0..40u64 {
+            revision += 1;
+            index.put(Revision { main: revision, sub: 0 }, &i.to_be_bytes(), &vec![7; 100_000], 0).unwrap();
+        }
+        index.publish(Applied { index: round + 1, term: 1 }, revision);
+        index.start_checkpoint(b"", b"");
+    }
+    let reader = index.reader();
+    let snapshot = reader.pin();
+    assert_eq!(settle(&reader, || snapshot.view().count(Bounds::ALL, i64::MAX)), 40);
+}
