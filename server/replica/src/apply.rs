@@ -11,3 +11,6 @@ mod machine;
 mod txn;
 
 pub use machine::{Machine, Published};
+
+#[cfg(test)]
+mod tests;

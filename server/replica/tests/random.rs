@@ -21,7 +21,10 @@ use garboard_replica::validate;
 use garboard_simdisk::Rng;
 use garboard_storage::{Bounds, View};
 use model::Model;
-use sim::Sim;
+use sim::{Sabotage, Sim};
+
+/// What is said when no prefix of the commands with everything that was answered is there after a crash.
+const LOST: &str = "a prefix of what was submitted, with everything acknowledged, survives";
 
 /// So long that no lease expires by itself.
 const LONG_TTL_SECONDS: i64 = 1_000_000;
@@ -228,8 +231,7 @@ impl Run {
                 && model.leases.keys().copied().collect::<Vec<_>>() == leases
                 && model.live(i64::MAX) == live(&view, i64::MAX)
         });
-        let survivor =
-            survivor.expect("a prefix of what was submitted, with everything acknowledged, survives").clone();
+        let survivor = survivor.expect(LOST).clone();
         self.model = survivor.clone();
         self.base = survivor;
         self.submitted.clear();
@@ -254,7 +256,7 @@ impl Run {
         for revision in self.model.compacted.max(1)..=self.model.revision {
             assert_eq!(live(&view, revision), self.model.live(revision), "at revision {revision}");
         }
-        for (id, _) in &self.model.leases {
+        for id in self.model.leases.keys() {
             let attached = garboard_replica::system::attached_keys(&view, *id).unwrap();
             let live = self.model.live(i64::MAX);
             let expected: Vec<_> = live.into_iter().filter(|pair| pair.lease == *id).map(|pair| pair.key).collect();
@@ -271,7 +273,7 @@ fn live(view: &View<'_>, at: i64) -> Vec<KeyValue> {
         let mut value = Vec::new();
         assert!(view.value(version.modified, &mut value).unwrap());
         pairs.push(KeyValue {
-            key: Bytes::copy_from_slice(key.as_ref()),
+            key: Bytes::copy_from_slice(key),
             create_revision: version.create_revision,
             mod_revision: version.modified.main,
             version: version.version,
@@ -282,8 +284,9 @@ fn live(view: &View<'_>, at: i64) -> Vec<KeyValue> {
     pairs
 }
 
-fn run(seed: u64) -> (u64, u64) {
+fn run(seed: u64, sabotage: Sabotage) -> (u64, u64) {
     let mut run = Run::new(seed);
+    run.sim.sabotage = sabotage;
     for _ in 0..150 {
         match run.rng.below(20) {
             0..=7 => run.submit(),
@@ -312,7 +315,7 @@ fn every_acknowledged_write_is_there_and_every_answer_is_etcds() {
     };
     let (mut acknowledged, mut crashes) = (0, 0);
     for seed in seeds {
-        let outcome = std::panic::catch_unwind(|| run(seed));
+        let outcome = std::panic::catch_unwind(|| run(seed, Sabotage::default()));
         match outcome {
             Ok((writes, restarts)) => {
                 acknowledged += writes;
@@ -326,4 +329,15 @@ fn every_acknowledged_write_is_there_and_every_answer_is_etcds() {
     }
     eprintln!("{acknowledged} acknowledged writes, {crashes} crashes");
     assert!(acknowledged > 0 && crashes > 0);
+}
+
+#[test]
+fn an_answer_before_its_write_is_durable_would_be_caught() {
+    let sabotage = Sabotage { early_completion: true };
+    let caught = (0..30).filter(|seed| {
+        let Err(panic) = std::panic::catch_unwind(|| run(*seed, sabotage)) else { return false };
+        let message = panic.downcast_ref::<String>().cloned().unwrap_or_default();
+        message.contains(LOST)
+    });
+    assert!(caught.count() > 0, "the model notices that an acknowledged write is gone");
 }

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use garboard_storage::{Bounds, Paged};
 
 use super::machine::Machine;
+use crate::read::fault::may_miss;
 use crate::request::{DeleteRange, KeyRange, KeyValue};
 
 /// A deletion in progress. After a missing page it goes on where it stopped, so that a deletion of many keys that lie
@@ -62,6 +63,7 @@ impl Machine {
         // Everything is read before the first change.
         if run.deleted == 0 {
             while let Some(key) = run.keys.get(run.ready) {
+                may_miss()?;
                 self.index.prefetch(key)?;
                 if delete.prev_kv {
                     let pair = self.read_pair(key, true)?;
@@ -90,7 +92,9 @@ impl Machine {
             None => start,
         };
         let mut cursor = view.cursor(Bounds { start: &start, end }, i64::MAX);
-        while let Some((key, _)) = cursor.next()? {
+        loop {
+            may_miss()?;
+            let Some((key, _)) = cursor.next()? else { break };
             run.keys.push_back(Bytes::copy_from_slice(key));
         }
         Ok(())
@@ -99,6 +103,7 @@ impl Machine {
     fn delete_keys(&mut self, run: &mut DeleteRun) -> Paged<()> {
         if run.deleted == 0 {
             while let Some(key) = run.keys.get(run.ready) {
+                may_miss()?;
                 self.index.prefetch(key)?;
                 run.ready += 1;
             }

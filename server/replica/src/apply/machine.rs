@@ -15,6 +15,7 @@ use crate::error::Error;
 use crate::events::{Event, EventBatch};
 use crate::lease::Lessor;
 use crate::quota::{Quota, cost};
+use crate::read::fault::may_miss;
 use crate::request::{Alarm, Command, KeyValue, Operation, Outcome, Put, Reply};
 use crate::system;
 
@@ -242,6 +243,7 @@ impl Machine {
         let kept = |ignore: bool| previous.as_ref().filter(|_| ignore);
         let value = kept(put.ignore_value).map_or(&put.value, |pair| &pair.value).clone();
         let lease = kept(put.ignore_lease).map_or(put.lease, |pair| pair.lease);
+        may_miss()?;
         self.index.prefetch(&put.key)?;
         let revision = Revision { main: self.next_revision(), sub: self.changes };
         let outcome = self.index.put(revision, &put.key, &value, lease)?;
@@ -275,10 +277,12 @@ impl Machine {
 
     /// A live key with its value, or without it.
     pub(super) fn read_pair(&self, key: &Bytes, with_value: bool) -> Paged<Option<KeyValue>> {
+        may_miss()?;
         let view = self.index.view();
         let Some(version) = view.find(key, i64::MAX)? else { return Ok(None) };
         let mut value = Vec::new();
         if with_value {
+            may_miss()?;
             let found = view.value(version.modified, &mut value)?;
             assert!(found, "a live version has its value");
         }
@@ -300,6 +304,7 @@ impl Machine {
     /// Does the writes of the system tree that are due.
     fn write_system(&mut self) -> Paged<()> {
         while let Some(write) = self.system_writes.front() {
+            may_miss()?;
             match write {
                 SystemWrite::Put(key, value) => self.index.system_put(key, value)?,
                 SystemWrite::Delete(key) => {
@@ -335,6 +340,7 @@ impl Machine {
             return Ok(Err(Error::LeaseNotFound));
         }
         if self.delete_run.is_none() {
+            may_miss()?;
             let keys = system::attached_keys(&self.index.view(), id)?;
             self.delete_run = Some(DeleteRun::of_keys(keys));
         }
