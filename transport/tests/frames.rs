@@ -121,8 +121,6 @@ impl DefaultAppend for Message {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
-
     #[test]
     fn every_field_survives_the_way_however_the_stream_is_cut(
         messages in vec((any::<u64>(), message()), 1..4), pieces in vec(1usize..300, 1..6),
