@@ -90,9 +90,9 @@ var groups = []caseGroup{
 		}),
 		do("watch w/2 --rev=1 -- echo seen").with(func(c *testCase) { c.untilLines = 4 }),
 	}},
-	// Before the leases: their ids go into the hash.
 	{name: "hashkv", cases: []testCase{
-		do("endpoint hashkv"), do("endpoint hashkv -w json"), do("endpoint hashkv --rev=8 -w json"),
+		do("put h 1"), do("put h 2"), do("del h"), do("put h 3"), do("put i 1"), do("compaction 4 --physical"),
+		do("endpoint hashkv"), do("endpoint hashkv -w json"), do("endpoint hashkv --rev=5 -w json"),
 		do("endpoint hashkv --rev=1"), do("endpoint hashkv --rev=100000"),
 	}},
 	{name: "lease", cases: []testCase{
@@ -112,7 +112,7 @@ var groups = []caseGroup{
 	}},
 	{name: "maintenance", cases: []testCase{
 		do("put m 1"), do("put m 2"), do("put m 3"),
-		do("compaction 5"), do("compaction 5"), do("compaction 9999"), do("compaction 7 --physical"),
+		do("compaction 3"), do("compaction 3"), do("compaction 9999"), do("compaction 4 --physical"),
 		do("get m --rev=2"),
 		do("endpoint health"), do("endpoint health -w json"), do("endpoint health --cluster"),
 		do("endpoint status -w json"), do("endpoint status -w fields"), do("endpoint status").with(func(c *testCase) {

@@ -59,25 +59,37 @@ func smoke(ctx context.Context, s settings) (passed, failed int, err error) {
 		return 0, 0, err
 	}
 	defer os.RemoveAll(dir)
+	for _, group := range groups {
+		if s.only != "" && s.only != group.name || group.long && !s.long {
+			continue
+		}
+		p, f, err := smokeGroup(ctx, s, ctl, filepath.Join(dir, group.name), group)
+		if passed, failed = passed+p, failed+f; err != nil {
+			return passed, failed, err
+		}
+	}
+	return passed, failed, nil
+}
+
+// smokeGroup runs a group on fresh servers, so that what differs in one does not spoil the next.
+func smokeGroup(ctx context.Context, s settings, ctl, dir string, group caseGroup) (passed, failed int, err error) {
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return 0, 0, err
+	}
 	pair, err := run.StartPair(ctx, dir, s.oracle, s.subject)
 	if err != nil {
 		return 0, 0, err
 	}
 	defer pair.Stop()
 	sides := [2]*target{newTarget(ctl, dir, pair.Oracle), newTarget(ctl, dir, pair.Subject)}
-	for _, group := range groups {
-		if s.only != "" && s.only != group.name || group.long && !s.long {
-			continue
+	for _, c := range group.cases {
+		if err := ctx.Err(); err != nil {
+			return passed, failed, err
 		}
-		for _, c := range group.cases {
-			if err := ctx.Err(); err != nil {
-				return passed, failed, err
-			}
-			if compareCase(ctx, sides, group.name, c, s.verbose) {
-				passed++
-			} else {
-				failed++
-			}
+		if compareCase(ctx, sides, group.name, c, s.verbose) {
+			passed++
+		} else {
+			failed++
 		}
 	}
 	return passed, failed, nil
