@@ -166,6 +166,44 @@ fn an_idle_log_is_sealed_once_in_another_segment() {
 }
 
 #[test]
+fn a_seal_in_flight_delays_no_batch_and_is_never_overwritten() {
+    let mut shell = Shell::create(small(1, 1), LOG_ID);
+    shell.append(append(1, 1, 1, 100, 0));
+    shell.settle();
+    assert!(shell.fire());
+    shell.pump();
+    let seal = shell.in_flight[0];
+    for index in 2..=20 {
+        shell.append(append(index, 1, 1, 7_000, index - 1));
+        shell.pump();
+        assert_eq!(shell.in_flight.len(), 2);
+        shell.complete(1).unwrap();
+    }
+    assert!(shell.written.iter().skip(3).any(|place| place.1 == seal.place.1), "the sealed segment is in use");
+    shell.complete(0).unwrap();
+    let recovered = recover(&mut shell.disk, small(1, 1), genesis(LOG_ID)).unwrap();
+    assert_eq!(recovered.entries.len(), 20);
+}
+
+#[test]
+fn nothing_is_written_before_the_epoch_start_is_durable() {
+    let mut shell = Shell::create(small(1, 2), LOG_ID);
+    shell.append(append(1, 3, 1, 100, 0));
+    shell.settle();
+    let recovered = recover(&mut shell.disk, small(1, 2), genesis(LOG_ID)).unwrap();
+    let mut shell = Shell::over(shell.disk, recovered.log);
+    shell.append(append(4, 1, 1, 100, 0));
+    shell.pump();
+    assert_eq!(shell.in_flight.len(), 1);
+    shell.complete(0).unwrap();
+    assert_eq!(shell.log.durable(), AppendNumber(0));
+    shell.pump();
+    assert_eq!(shell.in_flight.len(), 1);
+    shell.complete(0).unwrap();
+    assert_eq!(shell.log.durable(), AppendNumber(1));
+}
+
+#[test]
 fn the_shell_is_asked_for_the_manifest_first_and_for_two_segments_a_shard() {
     let config = LogConfig::for_shards(3);
     let mut log = Log::create(config, LOG_ID).unwrap();

@@ -59,6 +59,14 @@ fn disk_error(error: simdisk::DiskError) -> DiskError {
 pub struct InFlight {
     pub op: OpId,
     pub write: WriteId,
+    /// Shard, segment, offset, length.
+    pub place: (u16, u64, u64, usize),
+}
+
+/// The kernel may do overlapping writes in any order, so none may ever be in flight together.
+fn are_apart(one: (u16, u64, u64, usize), two: (u16, u64, u64, usize)) -> bool {
+    let end = |place: (u16, u64, u64, usize)| place.2 + u64::try_from(place.3).expect("small");
+    (one.0, one.1) != (two.0, two.1) || end(one) <= two.2 || end(two) <= one.2
 }
 
 /// The log, its disk, and what is between them.
@@ -102,12 +110,16 @@ impl Shell {
                 self.done(op, result)
             }
             Effect::Write { op, shard, segment, offset, len } => {
+                let place = (shard, segment, offset, len);
+                self.in_flight
+                    .iter()
+                    .for_each(|write| assert!(are_apart(write.place, place), "writes in flight overlap"));
                 let mut buffer = vec![0xa5; len];
                 self.log.fill(op, &mut buffer);
                 match self.disk.submit(&segment_name(shard, segment), offset, &buffer) {
                     Ok(write) => {
-                        self.in_flight.push(InFlight { op, write });
-                        self.written.push((shard, segment, offset, len));
+                        self.in_flight.push(InFlight { op, write, place });
+                        self.written.push(place);
                         Ok(())
                     }
                     Err(error) => self.done(op, Err(error)),
@@ -150,7 +162,7 @@ impl Shell {
 
     /// Completes the write at this place in the list. `Err` when it failed and poisoned the log.
     pub fn complete(&mut self, at: usize) -> Result<(), ()> {
-        let InFlight { op, write } = self.in_flight.remove(at);
+        let InFlight { op, write, .. } = self.in_flight.remove(at);
         let result = self.disk.complete(write);
         self.done(op, result)
     }
