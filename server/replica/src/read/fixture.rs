@@ -207,6 +207,7 @@ impl Dice {
 }
 
 /// Runs a random test over seeds, or over the one in `GARBOARD_SEED`; the seed of a failure is printed.
+/// `GARBOARD_SEEDS` makes it run over more.
 pub(crate) fn seeds(count: u64, test: impl Fn(u64)) {
     struct Named(u64);
     impl Drop for Named {
@@ -216,8 +217,9 @@ pub(crate) fn seeds(count: u64, test: impl Fn(u64)) {
             }
         }
     }
-    let only = std::env::var("GARBOARD_SEED").ok().map(|seed| seed.parse::<u64>().expect("a seed is a number"));
-    for seed in only.map_or(0..count, |seed| seed..seed + 1) {
+    let number = |name| std::env::var(name).ok().map(|value| value.parse::<u64>().expect("a seed is a number"));
+    let count = number("GARBOARD_SEEDS").unwrap_or(count);
+    for seed in number("GARBOARD_SEED").map_or(0..count, |seed| seed..seed + 1) {
         let named = Named(seed);
         test(seed);
         drop(named);

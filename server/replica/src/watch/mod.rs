@@ -27,6 +27,8 @@ mod hub;
 mod index;
 mod intervals;
 pub mod limits;
+#[cfg(test)]
+mod random_tests;
 mod response;
 mod slab;
 mod state;
