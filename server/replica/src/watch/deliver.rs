@@ -49,11 +49,13 @@ impl WatchHub {
         if stream.outgoing.is_some() {
             return self.send_outgoing(id, view).map(Some);
         }
+        if stream.control.is_empty() && stream.served >= RESPONSES_PER_CATCH_UP && !stream.lagging.is_empty() {
+            self.catch_up(id, view)?;
+        }
+        // Catching up may have canceled a watcher.
+        let stream = self.streams.get_mut(id.0).expect("the caller found it");
         if let Some(response) = stream.control.pop_front() {
             return Ok(Some(response));
-        }
-        if stream.served >= RESPONSES_PER_CATCH_UP && !stream.lagging.is_empty() {
-            self.catch_up(id, view)?;
         }
         if self.take_pending(id) {
             return self.send_outgoing(id, view).map(Some);
