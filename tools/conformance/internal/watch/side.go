@@ -178,7 +178,9 @@ func (s *sideStream) takeEvents(inst *instance, resp *pb.WatchResponse) {
 	} else {
 		s.fragmentOf = nil
 	}
-	if inst.fragment && len(resp.Events) > 1 && proto.Size(resp) > fragmentLimit {
+	// etcd sends what a new watch finds before its created response is out in one piece.
+	opening := len(inst.events) == 0 && inst.lastRevision == 0
+	if inst.fragment && !opening && len(resp.Events) > 1 && proto.Size(resp) > fragmentLimit {
 		s.breaks("watch %d: a fragment of %d bytes with %d events", inst.id, proto.Size(resp), len(resp.Events))
 	}
 	inst.openFragment = resp.Fragment
