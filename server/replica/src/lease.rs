@@ -26,6 +26,8 @@ struct Lease {
     generation: u64,
     /// When it expires; none on a member that does not lead.
     expiry: Option<Duration>,
+    /// Grants and renewals before the last one of this lease: the order of leases that expire at the same instant.
+    touched: u64,
     /// Its revocation was proposed; until this time it is not proposed again.
     revoking_until: Option<Duration>,
 }
@@ -60,6 +62,7 @@ pub struct Lessor {
     extension: Duration,
     primary: bool,
     generations: u64,
+    touches: u64,
     wakeups: BinaryHeap<Wakeup>,
     /// Keep-alives that wait for a revocation, by lease.
     waiting: HashMap<i64, Vec<Ticket>>,
@@ -80,6 +83,7 @@ impl Lessor {
             extension: election_timeout,
             primary: false,
             generations: 0,
+            touches: 0,
             wakeups: BinaryHeap::new(),
             waiting: HashMap::new(),
             waiting_count: 0,
@@ -124,7 +128,9 @@ impl Lessor {
     pub fn insert(&mut self, now: Duration, id: i64, ttl_seconds: i64) {
         assert!(!self.contains(id), "a grant was checked before");
         self.generations += 1;
-        let lease = Lease { ttl_seconds, generation: self.generations, expiry: None, revoking_until: None };
+        self.touches += 1;
+        let (generation, touched) = (self.generations, self.touches);
+        let lease = Lease { ttl_seconds, generation, expiry: None, touched, revoking_until: None };
         self.leases.insert(id, lease);
         if self.primary {
             self.renew(now, id, Duration::ZERO);
@@ -194,11 +200,12 @@ impl Lessor {
         Some((left, lease.ttl_seconds))
     }
 
-    /// All leases, the one that expires first in front.
+    /// All leases, the one that expires first in front; of those that expire at once, the one that was granted or
+    /// renewed first.
     pub fn list(&self) -> Vec<i64> {
-        let mut leases: Vec<_> = self.leases.iter().map(|(id, lease)| (lease.expiry, *id)).collect();
+        let mut leases: Vec<_> = self.leases.iter().map(|(id, lease)| (lease.expiry, lease.touched, *id)).collect();
         leases.sort_unstable();
-        leases.into_iter().map(|(_, id)| id).collect()
+        leases.into_iter().map(|(_, _, id)| id).collect()
     }
 
     /// Leases whose revocation must be proposed now, at most a batch. Call at every timeout.
@@ -244,6 +251,8 @@ impl Lessor {
         let expiry = now + ttl + extension;
         // A lease that a new leader has extended is not shortened by its first renewal.
         let has_wakeup = lease.expiry.is_some();
+        self.touches += 1;
+        lease.touched = self.touches;
         lease.expiry = lease.expiry.max(Some(expiry));
         if !has_wakeup {
             self.wakeups.push(Reverse((expiry, id, lease.generation)));

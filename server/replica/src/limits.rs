@@ -37,6 +37,12 @@ pub const COMPACTION_STEP_RECORDS: usize = 128;
 /// Pause between two steps of physical compaction.
 pub const COMPACTION_PAUSE: Duration = Duration::from_millis(1);
 
+/// While a full disk stops checkpoints, one is tried this often.
+pub const CHECKPOINT_RETRY: Duration = Duration::from_secs(1);
+
+/// While the index has as many changed pages in memory as it may, apply looks this often whether it can go on.
+pub const APPLY_RETRY: Duration = Duration::from_millis(1);
+
 /// The longest time to live of a lease, in seconds.
 pub const LEASE_TTL_MAX_SECONDS: i64 = 9_000_000_000;
 

@@ -108,19 +108,17 @@ pub struct Member {
     reads: Reads,
     /// Answers and events on their way out, in order.
     out: VecDeque<Outgoing>,
-    /// Answers to compactions that wait for the physical work, by revision.
-    compactions: BTreeMap<i64, Vec<(Ticket, Response)>>,
+    /// Answers to compactions that wait for the physical work, by the floor it works towards.
+    compactions: BTreeMap<i64, Vec<(Ticket, Result<Response, Error>)>>,
     auto_compactor: AutoCompactor,
     /// When the next step of physical compaction is due.
     next_compaction: Duration,
-    checkpoint_running: bool,
+    /// When a checkpoint is tried again that a full disk stopped.
+    next_checkpoint_retry: Duration,
+    /// Apply waits for the index's changed pages to become fewer, and looks again at this time.
+    stalled_until: Option<Duration>,
     /// A new member holds its log back until its first meta page is durable.
     founding: bool,
-    index_io_in_flight: usize,
-    /// The growth of the index that is under way.
-    growing: Option<IoId>,
-    /// Growing the index found the disk full. Cleared when growing works again.
-    index_full: bool,
     /// Appends that are not durable and the last index of each.
     undurable: VecDeque<(wal::AppendNumber, u64)>,
     /// The last index that is durable here.
@@ -183,11 +181,9 @@ impl Member {
             compactions: BTreeMap::new(),
             auto_compactor: AutoCompactor::new(now, config.auto_compaction),
             next_compaction: now,
-            checkpoint_running: false,
+            next_checkpoint_retry: now,
+            stalled_until: None,
             founding: false,
-            index_io_in_flight: 0,
-            growing: None,
-            index_full: false,
             undurable: VecDeque::new(),
             durable_index: log.last().0,
             term_start: None,
@@ -230,6 +226,16 @@ impl Member {
     /// The machine, for its figures.
     pub fn machine(&self) -> &Machine {
         &self.machine
+    }
+
+    /// Saves the published state in the index's file, so that the next start has less of the log to replay. Done once
+    /// the effects of the index that follow are done. False while it can't start: ask again after the next effects.
+    pub fn checkpoint(&mut self) -> bool {
+        let can_start = !self.applying.is_mid_batch();
+        if can_start {
+            self.start_checkpoint();
+        }
+        can_start
     }
 
     /// Why the member has stopped, if it has.
@@ -307,8 +313,6 @@ impl Member {
     /// # Errors
     /// The process must stop.
     pub fn handle_index_done(&mut self, now: Duration, id: IoId, result: Result<(), IoFailure>) -> Result<(), Fatal> {
-        self.index_io_in_flight -= 1;
-        self.note_index_space(id, result);
         self.machine.index_mut().handle_io(id, result)?;
         self.finish_checkpoints();
         self.pump(now);
@@ -329,6 +333,8 @@ impl Member {
         self.expire_leases(now);
         self.compact_automatically(now);
         self.compact_physically(now);
+        self.retry_checkpoint(now);
+        self.stalled_until = self.stalled_until.filter(|until| *until > now);
         self.pump(now);
     }
 
@@ -342,6 +348,8 @@ impl Member {
             self.machine.lessor().poll_timeout(),
             self.auto_compactor.poll_timeout(),
             compaction,
+            self.checkpoint_retry(),
+            self.stalled_until,
         ]
         .into_iter()
         .flatten()

@@ -12,7 +12,7 @@ use garboard_replica::envelope::{Request, Response};
 use garboard_replica::request::{Alarm, AlarmKind, Command, DeleteRange, KeyRange, Outcome, Put};
 use garboard_replica::{Error, Fatal, MemberConfig, limits};
 use garboard_simdisk::{Fault, Operation};
-use sim::Sim;
+use sim::{Sim, read};
 
 fn key(text: &str) -> Bytes {
     Bytes::copy_from_slice(text.as_bytes())
@@ -34,12 +34,12 @@ fn put_with(name: &str, value: &str, lease: i64) -> Command {
 }
 
 fn value(sim: &Sim, name: &str) -> Option<Vec<u8>> {
-    let snapshot = sim.reader().pin();
-    let view = snapshot.view();
-    let version = view.find(name.as_bytes(), i64::MAX).unwrap()?;
-    let mut value = Vec::new();
-    assert!(view.value(version.modified, &mut value).unwrap());
-    Some(value)
+    read(&sim.reader(), |view| {
+        let Some(version) = view.find(name.as_bytes(), i64::MAX)? else { return Ok(None) };
+        let mut value = Vec::new();
+        assert!(view.value(version.modified, &mut value)?);
+        Ok(Some(value))
+    })
 }
 
 #[test]

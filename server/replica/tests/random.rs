@@ -19,9 +19,9 @@ use garboard_replica::request::{
 };
 use garboard_replica::validate;
 use garboard_simdisk::Rng;
-use garboard_storage::{Bounds, View};
+use garboard_storage::{Bounds, Reader};
 use model::Model;
-use sim::{Sabotage, Sim};
+use sim::{Sabotage, Sim, read};
 
 /// What is said when no prefix of the commands with everything that was answered is there after a crash.
 const LOST: &str = "a prefix of what was submitted, with everything acknowledged, survives";
@@ -223,13 +223,13 @@ impl Run {
             0 => &self.base,
             count => &self.submitted[count - 1].after,
         });
+        let reader = self.sim.reader();
+        let (revision, compacted) = read(&reader, |view| Ok((view.revision(), view.compacted())));
         let survivor = survivors.find(|model| {
-            let snapshot = self.sim.reader().pin();
-            let view = snapshot.view();
-            model.revision == view.revision()
-                && model.compacted == view.compacted()
+            model.revision == revision
+                && model.compacted == compacted
                 && model.leases.keys().copied().collect::<Vec<_>>() == leases
-                && model.live(i64::MAX) == live(&view, i64::MAX)
+                && model.live(i64::MAX) == live(&reader, i64::MAX)
         });
         let survivor = survivor.expect(LOST).clone();
         self.model = survivor.clone();
@@ -250,14 +250,14 @@ impl Run {
         self.sim.settle();
         self.check_answers();
         assert!(self.submitted.is_empty(), "everything is answered");
-        let snapshot = self.sim.reader().pin();
-        let view = snapshot.view();
-        assert_eq!((view.revision(), view.compacted()), (self.model.revision, self.model.compacted));
+        let reader = self.sim.reader();
+        let newest = read(&reader, |view| Ok((view.revision(), view.compacted())));
+        assert_eq!(newest, (self.model.revision, self.model.compacted));
         for revision in self.model.compacted.max(1)..=self.model.revision {
-            assert_eq!(live(&view, revision), self.model.live(revision), "at revision {revision}");
+            assert_eq!(live(&reader, revision), self.model.live(revision), "at revision {revision}");
         }
         for id in self.model.leases.keys() {
-            let attached = garboard_replica::system::attached_keys(&view, *id).unwrap();
+            let attached = read(&reader, |view| garboard_replica::system::attached_keys(view, *id));
             let live = self.model.live(i64::MAX);
             let expected: Vec<_> = live.into_iter().filter(|pair| pair.lease == *id).map(|pair| pair.key).collect();
             assert_eq!(attached, expected, "keys of lease {id}");
@@ -266,22 +266,24 @@ impl Run {
     }
 }
 
-fn live(view: &View<'_>, at: i64) -> Vec<KeyValue> {
-    let mut pairs = Vec::new();
-    let mut cursor = view.cursor(Bounds::ALL, at);
-    while let Some((key, version)) = cursor.next().unwrap() {
-        let mut value = Vec::new();
-        assert!(view.value(version.modified, &mut value).unwrap());
-        pairs.push(KeyValue {
-            key: Bytes::copy_from_slice(key),
-            create_revision: version.create_revision,
-            mod_revision: version.modified.main,
-            version: version.version,
-            value: Bytes::from(value),
-            lease: version.lease,
-        });
-    }
-    pairs
+fn live(reader: &Reader, at: i64) -> Vec<KeyValue> {
+    read(reader, |view| {
+        let mut pairs = Vec::new();
+        let mut cursor = view.cursor(Bounds::ALL, at);
+        while let Some((key, version)) = cursor.next()? {
+            let mut value = Vec::new();
+            assert!(view.value(version.modified, &mut value)?);
+            pairs.push(KeyValue {
+                key: Bytes::copy_from_slice(key),
+                create_revision: version.create_revision,
+                mod_revision: version.modified.main,
+                version: version.version,
+                value: Bytes::from(value),
+                lease: version.lease,
+            });
+        }
+        Ok(pairs)
+    })
 }
 
 fn run(seed: u64, sabotage: Sabotage) -> (u64, u64) {

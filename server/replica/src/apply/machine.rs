@@ -306,8 +306,12 @@ impl Machine {
         while let Some(write) = self.system_writes.front() {
             may_miss()?;
             match write {
-                SystemWrite::Put(key, value) => self.index.system_put(key, value)?,
+                SystemWrite::Put(key, value) => {
+                    self.index.system_prefetch(key)?;
+                    self.index.system_put(key, value)?;
+                }
                 SystemWrite::Delete(key) => {
+                    self.index.system_prefetch(key)?;
                     self.index.system_delete(key)?;
                 }
             }
@@ -317,7 +321,7 @@ impl Machine {
     }
 
     fn compact(&mut self, revision: i64) -> Result<Outcome, Error> {
-        if revision <= self.index.view().compacted() {
+        if revision <= self.index.view().compacted().max(0) {
             return Err(Error::Compacted);
         }
         if revision > self.revision {

@@ -153,7 +153,8 @@ fn leases_are_listed_by_expiry() {
     grant(&mut lessor, seconds(0), 1, 30);
     grant(&mut lessor, seconds(0), 2, 10);
     grant(&mut lessor, seconds(0), 3, 20);
-    assert_eq!(lessor.list(), [2, 3, 1]);
+    grant(&mut lessor, seconds(0), -9, 30);
+    assert_eq!(lessor.list(), [2, 3, 1, -9], "of two that expire at once the older one comes first");
     assert_eq!(lessor.time_to_live(Duration::from_millis(1_500), 2), Some((8, 10)));
     assert_eq!(lessor.time_to_live(seconds(0), 9), None);
 }

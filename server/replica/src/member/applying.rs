@@ -3,7 +3,7 @@
 use core::time::Duration;
 use std::collections::VecDeque;
 
-use garboard_storage::{Applied, NeedPage, PageId, Paged};
+use garboard_storage::{Applied, NeedPage, PageId, Paged, Snapshot};
 use garboard_wal as wal;
 
 use super::writes::{Origin, Proposal};
@@ -11,7 +11,7 @@ use super::{Effect, Fatal, Member, Outgoing};
 use crate::codec::{Item, decode_entry};
 use crate::envelope::{Response, Ticket};
 use crate::error::Error;
-use crate::limits::APPLY_BATCH_COMMANDS;
+use crate::limits::{APPLY_BATCH_COMMANDS, APPLY_RETRY};
 use crate::raft::MembershipChange;
 use crate::request::{AlarmKind, Command, KeyspaceId, Reply};
 
@@ -45,11 +45,12 @@ pub(super) struct Applying {
     /// What readers see.
     published: Applied,
     published_revision: i64,
-    /// Pages that were asked for and are not resident.
-    loading: Vec<PageId>,
+    /// Pages that were asked for and are not resident. A pin of the root that reaches them keeps them from being
+    /// reused before they are read.
+    loading: Vec<(PageId, Snapshot)>,
     to_load: VecDeque<PageId>,
     /// The page that physical compaction waits for. Nothing else waits for it.
-    for_compaction: Option<PageId>,
+    for_compaction: Option<(PageId, Snapshot)>,
     /// Entries that are applied and not published.
     applied: Vec<(Entry, Option<Proposal>)>,
 }
@@ -104,8 +105,8 @@ impl Applying {
     }
 
     pub(super) fn page_loaded(&mut self, page: PageId) {
-        self.loading.retain(|loading| *loading != page);
-        self.for_compaction = self.for_compaction.filter(|loading| *loading != page);
+        self.loading.retain(|(loading, _)| *loading != page);
+        self.for_compaction.take_if(|(loading, _)| *loading == page);
     }
 
     pub(super) fn is_loading(&self) -> bool {
@@ -116,16 +117,26 @@ impl Applying {
         self.to_load.pop_front()
     }
 
-    pub(super) fn need(&mut self, NeedPage(page): NeedPage) {
-        if !self.loading.contains(&page) {
-            self.loading.push(page);
+    fn need(&mut self, NeedPage(page): NeedPage, pin: Snapshot) {
+        let known = self.is_requested(page);
+        if self.loading.iter().all(|(loading, _)| *loading != page) {
+            self.loading.push((page, pin));
+        }
+        if !known {
             self.to_load.push_back(page);
         }
     }
 
-    pub(super) fn need_for_compaction(&mut self, NeedPage(page): NeedPage) {
-        self.for_compaction = Some(page);
-        self.to_load.push_back(page);
+    pub(super) fn need_for_compaction(&mut self, NeedPage(page): NeedPage, pin: Snapshot) {
+        if !self.is_requested(page) {
+            self.to_load.push_back(page);
+        }
+        self.for_compaction = Some((page, pin));
+    }
+
+    /// Whether the page is being loaded. It is asked for once: its pins end when it is there.
+    fn is_requested(&self, page: PageId) -> bool {
+        self.loading.iter().chain(&self.for_compaction).any(|(loading, _)| *loading == page)
     }
 
     pub(super) fn compaction_waits(&self) -> bool {
@@ -145,17 +156,21 @@ fn count(items: &[Item]) -> u64 {
 impl Member {
     /// Applies a batch of committed entries and publishes it. False when there is nothing that can be done now.
     pub(super) fn apply_some(&mut self, now: Duration) -> bool {
-        if self.applying.is_loading() || (self.applying.queue.is_empty() && self.applying.applied.is_empty()) {
+        if self.stalled_until.is_some()
+            || self.applying.is_loading()
+            || (self.applying.queue.is_empty() && self.applying.applied.is_empty())
+        {
             return false;
         }
         // The index has as many changed pages in memory as it may: a checkpoint must make room first.
         if self.machine.index().must_wait() && !self.applying.is_mid_batch() {
-            self.start_checkpoint_if_idle();
+            self.start_checkpoint_if_wanted();
+            self.stalled_until = Some(now + APPLY_RETRY);
             return false;
         }
         let result = self.apply_batch(now).and_then(|()| self.publish(now));
         if let Err(need) = result {
-            self.applying.need(need);
+            self.applying.need(need, self.reader().pin());
         }
         // Pages to load, or answers.
         true
@@ -198,7 +213,7 @@ impl Member {
         }
         let resident = missing.is_empty();
         for need in missing {
-            self.applying.need(need);
+            self.applying.need(need, self.reader().pin());
         }
         resident
     }
@@ -271,15 +286,17 @@ impl Member {
     }
 
     fn answer_client(&mut self, now: Duration, ticket: Ticket, command: &Command, result: Result<Reply, Error>) {
-        if let (Command::Compact { revision, physical: true }, Ok(reply)) = (command, &result)
-            && self.machine.index().compaction_pending()
-        {
-            let response = Response::Write(reply.clone());
-            self.compactions.entry(*revision).or_default().push((ticket, response));
+        let result = result.map(Response::Write);
+        // A physical compaction that was done before is refused only once the work is done: a barrier, as in etcd.
+        let waits = matches!(command, Command::Compact { physical: true, .. })
+            && matches!(result, Ok(_) | Err(Error::Compacted))
+            && self.machine.index().compaction_pending();
+        if waits {
+            let floor = self.machine.index().view().compacted();
+            self.compactions.entry(floor).or_default().push((ticket, result));
             self.next_compaction = self.next_compaction.min(now);
             return;
         }
-        let effect = Effect::Answer { ticket, result: result.map(Response::Write) };
-        self.out.push_back(Outgoing { effect, published: Some(now) });
+        self.out.push_back(Outgoing { effect: Effect::Answer { ticket, result }, published: Some(now) });
     }
 }

@@ -2,42 +2,43 @@
 
 use core::time::Duration;
 
-use garboard_storage::{CompactionProgress, IndexIo, IoFailure, IoId, IoOp};
+use garboard_storage::{CompactionProgress, IndexIo, SpaceState};
 use garboard_wal::Anchor;
 
 use super::writes::Origin;
 use super::{Effect, Member, Outgoing};
-use crate::limits::{COMPACTION_PAUSE, COMPACTION_STEP_RECORDS};
+use crate::limits::{CHECKPOINT_RETRY, COMPACTION_PAUSE, COMPACTION_STEP_RECORDS};
 use crate::request::Command;
 
 impl Member {
     pub(super) fn poll_index_io(&mut self) -> Option<IndexIo> {
-        let io = self.machine.index_mut().poll_io();
-        if let Some(io) = &io {
-            self.index_io_in_flight += 1;
-            if matches!(io.op, IoOp::Grow { .. }) {
-                self.growing = Some(io.id);
-            }
-        } else if self.founding && self.index_io_in_flight == 0 {
-            // An index that lives in memory alone has no meta page to wait for.
-            self.founding = false;
-        }
-        io
+        self.machine.index_mut().poll_io()
     }
 
     pub(super) fn start_checkpoint_if_wanted(&mut self) {
-        if self.machine.index().wants_checkpoint() {
-            self.start_checkpoint_if_idle();
-        }
-    }
-
-    pub(super) fn start_checkpoint_if_idle(&mut self) {
-        if !self.checkpoint_running {
+        // On a full disk the next attempt is a matter of time.
+        if self.machine.index().wants_checkpoint() && !self.is_index_full() {
             self.start_checkpoint();
         }
     }
 
-    /// Saves what is published.
+    pub(super) fn is_index_full(&self) -> bool {
+        self.machine.index().space() == SpaceState::Full
+    }
+
+    /// When a checkpoint is tried again that a full disk stopped. It also finds out that there is space again.
+    pub(super) fn checkpoint_retry(&self) -> Option<Duration> {
+        (self.is_index_full() && !self.applying.is_mid_batch()).then_some(self.next_checkpoint_retry)
+    }
+
+    pub(super) fn retry_checkpoint(&mut self, now: Duration) {
+        if self.checkpoint_retry().is_some_and(|due| due <= now) {
+            self.next_checkpoint_retry = now + CHECKPOINT_RETRY;
+            self.start_checkpoint();
+        }
+    }
+
+    /// Saves what is published, unless that is under way.
     pub(super) fn start_checkpoint(&mut self) {
         assert!(!self.applying.is_mid_batch(), "a checkpoint holds whole entries");
         let applied = self.applying.published();
@@ -47,23 +48,13 @@ impl Member {
         let anchor = self.log.anchor(applied.index);
         let membership = self.raft.membership().to_bytes();
         self.machine.index_mut().start_checkpoint(&anchor.to_bytes(), &membership);
-        self.checkpoint_running = true;
     }
 
     pub(super) fn finish_checkpoints(&mut self) {
         while let Some(done) = self.machine.index_mut().poll_checkpoint_done() {
             let anchor = Anchor::from_bytes(&done.anchor).expect("the index gives back the anchor it was given");
             self.log.handle_checkpoint(&anchor);
-            self.checkpoint_running = false;
             self.founding = false;
-        }
-    }
-
-    /// Remembers whether the index could grow. It asks again by itself.
-    pub(super) fn note_index_space(&mut self, id: IoId, result: Result<(), IoFailure>) {
-        if self.growing == Some(id) {
-            self.growing = None;
-            self.index_full = result == Err(IoFailure::NoSpace);
         }
     }
 
@@ -101,24 +92,23 @@ impl Member {
         self.next_compaction = now + COMPACTION_PAUSE;
         match self.machine.index_mut().compaction_step(COMPACTION_STEP_RECORDS) {
             Ok(progress) => {
-                let (applied, revision) = (self.applying.published(), self.machine.revision());
-                self.machine.index_mut().publish(applied, revision);
                 if let CompactionProgress::Finished(floor) = progress {
                     self.compaction_finished(now, floor);
                 }
                 self.start_checkpoint_if_wanted();
             }
             Err(need) => {
-                self.applying.need_for_compaction(need);
+                let pin = self.reader().pin();
+                self.applying.need_for_compaction(need, pin);
             }
         }
     }
 
-    /// Answers the compactions that waited for the physical work up to their revision.
+    /// Answers the compactions that waited for the physical work up to their floor.
     fn compaction_finished(&mut self, now: Duration, floor: i64) {
         while let Some(entry) = self.compactions.first_entry().filter(|entry| *entry.key() <= floor) {
-            for (ticket, response) in entry.remove() {
-                let effect = Effect::Answer { ticket, result: Ok(response) };
+            for (ticket, result) in entry.remove() {
+                let effect = Effect::Answer { ticket, result };
                 self.out.push_back(Outgoing { effect, published: Some(now) });
             }
         }

@@ -106,7 +106,7 @@ impl Member {
 
     /// Whether the disk is full and what was set aside must be kept for deletes and compaction.
     fn is_disk_full(&self) -> bool {
-        self.index_full || (self.log.disk_full() && self.log.room_bytes() < self.config.log_reserve_bytes)
+        self.is_index_full() || (self.log.disk_full() && self.log.room_bytes() < self.config.log_reserve_bytes)
     }
 
     /// Raises the NOSPACE alarm through the log, once.

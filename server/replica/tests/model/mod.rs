@@ -91,7 +91,7 @@ impl Model {
                 Ok(Outcome::Txn(self.run(&decided)))
             }
             Command::Compact { revision, .. } => {
-                if *revision <= self.compacted {
+                if *revision <= self.compacted.max(0) {
                     return Err(Error::Compacted);
                 }
                 if *revision > self.revision {

@@ -5,7 +5,7 @@
 
 #![allow(dead_code)]
 
-use std::collections::{BTreeMap, BinaryHeap, HashMap};
+use std::collections::{BTreeMap, BinaryHeap};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -15,7 +15,9 @@ use garboard_replica::events::EventBatch;
 use garboard_replica::member::{Effect, Fatal, Member, MemberConfig, RecoveredState};
 use garboard_replica::request::{Command, Context, KeyspaceId, Outcome, Principal};
 use garboard_simdisk::{Disk, Rng, WriteId};
-use garboard_storage::{Index, IndexConfig, IndexIo, IoFailure, IoOp, Map, OpenError, PageFile, PageId, Reader};
+use garboard_storage::{
+    Index, IndexConfig, IndexIo, IoFailure, IoOp, Map, OpenError, PageFile, PageId, Paged, Reader, View,
+};
 use garboard_wal as wal;
 
 pub const INDEX_FILE: &str = "index";
@@ -73,6 +75,7 @@ pub struct Sim {
     pub now: Duration,
     pub config: MemberConfig,
     pub log_config: wal::LogConfig,
+    pub index_config: IndexConfig,
     pub sabotage: Sabotage,
     manifest: Option<Vec<u8>>,
     file: Arc<SimFile>,
@@ -104,13 +107,20 @@ impl Sim {
             ..wal::LogConfig::default()
         };
         let mut rng = Rng::new(seed);
-        let (member, file) = found(&disk, &config, log_config, &mut rng, Duration::ZERO);
+        let mut index_config = IndexConfig::new(CLUSTER_ID, MEMBER_ID);
+        // From one checkpoint after the other to none at all.
+        if rng.chance(75) {
+            index_config.checkpoint_bytes = (64 << 10) << rng.below(4);
+            index_config.dirty_bytes_max = 2 * index_config.checkpoint_bytes;
+        }
+        let (member, file) = found(&disk, &config, log_config, &index_config, &mut rng, Duration::ZERO);
         Sim {
             disk,
             rng,
             now: Duration::ZERO,
             config,
             log_config,
+            index_config,
             sabotage: Sabotage::default(),
             manifest: None,
             file,
@@ -400,13 +410,13 @@ impl Sim {
             disk.sync_folder().unwrap();
         }
         self.file = Arc::new(SimFile { disk: self.disk.clone(), map: Map::anonymous(RESERVE_BYTES).unwrap() });
-        let index_config = IndexConfig::new(CLUSTER_ID, MEMBER_ID);
-        let opened = Index::open(index_config, self.file.clone());
+        let opened = Index::open(self.index_config.clone(), self.file.clone());
         let (index, facts) = match opened {
             Ok(opened) if self.manifest.is_some() => opened,
             // The member was never founded: its first meta page or its log's manifest did not become durable.
             Ok(_) | Err(OpenError::NoMeta(_)) => {
-                let (member, file) = found(&self.disk, &self.config, self.log_config, &mut self.rng, self.now);
+                let (member, file) =
+                    found(&self.disk, &self.config, self.log_config, &self.index_config, &mut self.rng, self.now);
                 (self.member, self.file) = (member, file);
                 return;
             }
@@ -450,6 +460,7 @@ fn found(
     disk: &Arc<Mutex<Disk>>,
     config: &MemberConfig,
     log_config: wal::LogConfig,
+    index_config: &IndexConfig,
     rng: &mut Rng,
     now: Duration,
 ) -> (Member, Arc<SimFile>) {
@@ -464,7 +475,7 @@ fn found(
         disk.sync_folder().unwrap();
     }
     let file = Arc::new(SimFile { disk: disk.clone(), map: Map::anonymous(RESERVE_BYTES).unwrap() });
-    let index = Index::create(IndexConfig::new(CLUSTER_ID, MEMBER_ID), file.clone());
+    let index = Index::create(index_config.clone(), file.clone());
     let log = wal::Log::create(log_config, u128::from(rng.next_u64())).unwrap();
     (Member::create(now, config.clone(), log, index), file)
 }
@@ -473,7 +484,13 @@ fn segment_name(shard: u16, segment: u64) -> String {
     format!("wal/shard-{shard:04}/segment-{segment:08}")
 }
 
-/// Answers by ticket.
-pub fn by_ticket(answers: Vec<(Ticket, Result<Response, Error>)>) -> HashMap<Ticket, Result<Response, Error>> {
-    answers.into_iter().collect()
+/// Reads the published state, loading pages as they are missing.
+pub fn read<T>(reader: &Reader, mut read: impl FnMut(&View<'_>) -> Paged<T>) -> T {
+    let snapshot = reader.pin();
+    loop {
+        match read(&snapshot.view()) {
+            Ok(value) => return value,
+            Err(need) => reader.load(need.0).expect("pages are readable in this test"),
+        }
+    }
 }
