@@ -109,7 +109,7 @@ pub struct Member {
     /// Answers and events on their way out, in order.
     out: VecDeque<Outgoing>,
     /// Answers to compactions that wait for the physical work, by the floor it works towards.
-    compactions: BTreeMap<i64, Vec<(Ticket, Result<Response, Error>)>>,
+    compactions: BTreeMap<i64, Vec<Answer>>,
     auto_compactor: AutoCompactor,
     /// When the next step of physical compaction is due.
     next_compaction: Duration,
@@ -130,6 +130,9 @@ pub struct Member {
     stages: Stages,
     failure: Option<Fatal>,
 }
+
+/// An answer and whose it is.
+type Answer = (Ticket, Result<Response, Error>);
 
 /// An effect for other cores, with what its latency is counted from.
 struct Outgoing {
