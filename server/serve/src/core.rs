@@ -16,8 +16,12 @@ use std::time::Duration;
 
 use garboard_replica::Error;
 use garboard_replica::envelope::{Envelope, Request, Response, Ticket};
+use garboard_replica::events::EventBatch;
 use garboard_replica::request::{Context, KeyspaceId};
+use garboard_replica::watch::WatchConfig;
 use garboard_storage::{NeedPage, Reader};
+
+use crate::api::{MESSAGE_OVERHEAD_BYTES, Watches};
 
 /// A future that stays on its core.
 pub type LocalFuture<T> = Pin<Box<dyn Future<Output = T>>>;
@@ -95,11 +99,15 @@ struct Inner {
     /// Requests on their way to the home core; taken whole by the shell.
     outbox: RefCell<Vec<Envelope>>,
     outbox_waker: Cell<Option<Waker>>,
+    watches: Watches,
 }
 
 impl Core {
     /// A core's face. `index` is the core's number and appears in its tickets.
     pub fn new(index: u16, shared: Arc<Shared>, edge: Rc<dyn Edge>, reader: Reader) -> Core {
+        let fragment_bytes = u64::try_from(shared.limits.max_request_bytes + MESSAGE_OVERHEAD_BYTES);
+        let config = WatchConfig::new(fragment_bytes.expect("lengths fit 64 bits"));
+        let watches = Watches::new(config, reader.revision());
         Core(Rc::new(Inner {
             index,
             shared,
@@ -108,6 +116,7 @@ impl Core {
             pending: RefCell::new(Pending::default()),
             outbox: RefCell::new(Vec::new()),
             outbox_waker: Cell::new(None),
+            watches,
         }))
     }
 
@@ -228,9 +237,20 @@ impl Core {
         self.0.pending.borrow_mut().deliver(ticket.sequence, result);
     }
 
-    /// Answers requests whose time is over.
+    /// Hands what was applied and published to this core's watches.
+    pub fn handle_events(&self, events: &Arc<EventBatch>) {
+        self.0.watches.handle_events(events);
+    }
+
+    /// This core's watches.
+    pub fn watches(&self) -> &Watches {
+        &self.0.watches
+    }
+
+    /// Answers requests whose time is over, and looks which watches are to be told how far they are.
     pub fn expire_requests(&self) {
         let now = self.0.edge.now();
+        self.0.watches.handle_timeout(now);
         self.0.pending.borrow_mut().expire(now);
     }
 }

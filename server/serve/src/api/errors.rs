@@ -20,6 +20,8 @@ pub enum Refusal {
     UnknownAlarmAction,
     /// Nothing by that name has a health of its own.
     UnknownHealthService,
+    /// The client of a watch stream is gone.
+    WatchCanceled,
     /// The method exists and does nothing yet.
     NotImplemented(&'static str),
 }
@@ -39,6 +41,7 @@ impl From<Refusal> for Status {
             Refusal::RangeStreamFiltered => (Code::Unimplemented, "RangeStream does not support revision filters"),
             Refusal::UnknownAlarmAction => (Code::InvalidArgument, "etcdserver: unknown alarm action"),
             Refusal::UnknownHealthService => (Code::NotFound, "unknown service"),
+            Refusal::WatchCanceled => (Code::Cancelled, "etcdserver: watch canceled"),
             Refusal::NotImplemented(method) => {
                 return Status::unimplemented(format!("{method} is not implemented by Garboard yet"));
             }
@@ -111,6 +114,7 @@ mod tests {
         (Refusal::RangeStreamFiltered, 12, "RangeStream does not support revision filters"),
         (Refusal::UnknownAlarmAction, 3, "etcdserver: unknown alarm action"),
         (Refusal::UnknownHealthService, 5, "unknown service"),
+        (Refusal::WatchCanceled, 1, "etcdserver: watch canceled"),
         (Refusal::NotImplemented("Snapshot"), 12, "Snapshot is not implemented by Garboard yet"),
     ];
 

@@ -171,11 +171,22 @@ pub fn prefix(len: u64) -> Result<[u8; PREFIX_LEN], Status> {
 /// # Errors
 /// When clients would not take a message of that length.
 pub fn frame(message: &impl Message) -> Result<Bytes, Status> {
-    let len = message.encoded_len();
-    let mut bytes = Vec::with_capacity(PREFIX_LEN + len);
-    bytes.extend_from_slice(&prefix(u64::try_from(len).expect("lengths fit 64 bits"))?);
-    message.encode_raw(&mut bytes);
+    let mut bytes = Vec::new();
+    put_frame(message, &mut bytes)?;
     Ok(bytes.into())
+}
+
+/// Appends a message behind its prefix.
+///
+/// # Errors
+/// As [`frame`]; then nothing is appended.
+pub fn put_frame(message: &impl Message, bytes: &mut Vec<u8>) -> Result<(), Status> {
+    let len = message.encoded_len();
+    let prefix = prefix(u64::try_from(len).expect("lengths fit 64 bits"))?;
+    bytes.reserve(PREFIX_LEN + len);
+    bytes.extend_from_slice(&prefix);
+    message.encode_raw(bytes);
+    Ok(())
 }
 
 /// Framed messages, or pieces of them, on their way to a client. An error ends the call.

@@ -131,7 +131,12 @@ pub async fn hash_kv(service: Service, request: pb::HashKvRequest) -> Result<pb:
 async fn hash_history(service: &Service, asked: i64) -> Result<(i64, HashKv), Error> {
     let started = service.read(|view| {
         let revision = view.revision();
-        Ok(read_revision(revision, view.compacted(), asked, false).map(|at| {
+        let at = match asked {
+            // There is nothing below the first revision to be compacted.
+            ..0 => Ok(asked),
+            _ => read_revision(revision, view.compacted(), asked, false),
+        };
+        Ok(at.map(|at| {
             let at = if at == NEWEST { revision } else { at };
             (revision, at, KvHasher::new(view, at))
         }))
@@ -140,7 +145,7 @@ async fn hash_history(service: &Service, asked: i64) -> Result<(i64, HashKv), Er
     loop {
         let step = service.read(|view| {
             // Beyond the floor the history is no longer whole.
-            if view.compacted() > at {
+            if at >= 0 && view.compacted() > at {
                 return Ok(Err(Error::Compacted));
             }
             hasher.step(view, HASH_STEP_REVISIONS).map(Ok)

@@ -14,7 +14,7 @@ const SERVICES: &[ServiceMethods] = &[
         served: &["Range", "Put", "Txn", "DeleteRange", "Compact", "RangeStream"],
         not_yet: &[],
     },
-    ServiceMethods { name: "etcdserverpb.Watch", served: &[], not_yet: &["Watch"] },
+    ServiceMethods { name: "etcdserverpb.Watch", served: &["Watch"], not_yet: &[] },
     ServiceMethods {
         name: "etcdserverpb.Lease",
         served: &["LeaseKeepAlive", "LeaseGrant", "LeaseRevoke", "LeaseTimeToLive", "LeaseLeases"],

@@ -17,9 +17,13 @@ mod lease;
 mod maintenance;
 mod methods;
 mod range;
+mod watch;
+mod watches;
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod watch_tests;
 
 use std::cell::RefCell;
 use std::convert::Infallible;
@@ -35,12 +39,14 @@ use http::{Method, Request, Response, StatusCode};
 use http_body::Body;
 use tonic::Status;
 
+pub use self::call::MESSAGE_OVERHEAD_BYTES;
 use self::call::{Call, refuse, respond};
 use self::context::Service;
 use self::errors::Refusal;
 use self::frames::GrpcBody;
 use self::lease::LeaseIds;
 use self::methods::Unserved;
+pub use self::watches::Watches;
 use crate::core::Core;
 
 /// The gRPC services of a core, for any number of its connections.
@@ -108,6 +114,10 @@ impl Routes {
             "/etcdserverpb.KV/Compact" => call.unary(|request| kv::compact(service, request)).await,
             "/etcdserverpb.KV/RangeStream" => {
                 call.server_streaming(|request| range::range_stream(service, request)).await
+            }
+            "/etcdserverpb.Watch/Watch" => {
+                let responses = watch::watch(service, call.into_requests());
+                respond(GrpcBody::Stream(responses.boxed_local()))
             }
             "/etcdserverpb.Lease/LeaseGrant" => {
                 call.unary(|request| lease::grant(service, request, || lease_ids.borrow_mut().draw())).await
