@@ -1,3 +1,71 @@
 //! The one executable: each subcommand is a library of its own, joined here.
+//!
+//! Called through a link named `etcd` it is `garboard serve` with etcd's defaults.
 
-fn main() {}
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use garboard_bench::BenchArgs;
+use garboard_server::config::{self, Invocation, Personality};
+use garboard_server::{logging, shell};
+
+/// A control-plane store that speaks the etcd v3 protocol.
+#[derive(Parser)]
+#[command(name = "garboard", version, arg_required_else_help = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a member; takes etcd's flags (`garboard serve --help` lists them).
+    #[command(disable_help_flag = true)]
+    Serve {
+        /// etcd's flags.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        flags: Vec<String>,
+    },
+    /// Measure load and latency of any etcd endpoint.
+    Bench(BenchArgs),
+}
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args();
+    let program = arguments.next().unwrap_or_default();
+    if Personality::of_program(&program) == Personality::Etcd {
+        return serve(Personality::Etcd, arguments.collect());
+    }
+    match Arguments::parse().command {
+        Command::Serve { flags } => serve(Personality::Garboard, flags),
+        Command::Bench(arguments) => garboard_bench::run(arguments),
+    }
+}
+
+fn serve(personality: Personality, flags: Vec<String>) -> ExitCode {
+    let variables = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    let (config, warnings) = match config::parse(personality, flags, variables) {
+        Ok(Invocation::Serve { config, warnings }) => (config, warnings),
+        Ok(Invocation::Print(text)) => {
+            print!("{text}");
+            return ExitCode::SUCCESS;
+        }
+        Err(error) => {
+            eprintln!("garboard: {error}");
+            return ExitCode::from(error.exit_code());
+        }
+    };
+    logging::start(config.log_level);
+    for warning in warnings {
+        tracing::warn!("{warning}");
+    }
+    match shell::run(*config) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{error}");
+            eprintln!("garboard: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -216,6 +216,16 @@ impl Member {
         self.raft.role() == Role::Leader
     }
 
+    /// The current term.
+    pub fn term(&self) -> u64 {
+        self.raft.term()
+    }
+
+    /// Whether nothing is under way: every proposal is durable, applied and answered.
+    pub fn is_quiet(&self) -> bool {
+        self.proposals.is_empty() && self.undurable.is_empty() && self.out.is_empty()
+    }
+
     /// Where the time of writes went.
     pub fn stages(&self) -> &Stages {
         &self.stages

@@ -3,25 +3,13 @@
 
 use std::fmt::{self, Write as _};
 
+use crate::config::LogLevel;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
-
-/// How much is logged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LogLevel {
-    /// Everything.
-    Debug,
-    /// What an operator may want to know.
-    Info,
-    /// What an operator should look at.
-    Warn,
-    /// What went wrong.
-    Error,
-}
 
 /// Starts logging to standard error. A second call changes nothing.
 pub fn start(level: LogLevel) {

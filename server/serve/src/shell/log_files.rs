@@ -7,6 +7,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::fs::{self, OpenOptions};
 use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -52,13 +53,19 @@ struct Inner {
     folder: PathBuf,
     /// Whether the file system refused O_DIRECT.
     buffered: Cell<bool>,
+    warned: Cell<bool>,
     open: RefCell<HashMap<(u16, u64), Rc<SegmentFile>>>,
 }
 
 impl LogFiles {
     /// The files below a log's folder.
     pub fn new(folder: PathBuf) -> LogFiles {
-        LogFiles(Rc::new(Inner { folder, buffered: Cell::new(false), open: RefCell::new(HashMap::new()) }))
+        LogFiles(Rc::new(Inner {
+            folder,
+            buffered: Cell::new(false),
+            warned: Cell::new(false),
+            open: RefCell::new(HashMap::new()),
+        }))
     }
 
     /// Where a segment lies.
@@ -100,17 +107,31 @@ impl LogFiles {
             return Ok(None);
         }
         match dsync_options().dma_open(path).await.map_err(into_io) {
-            Ok(file) => Ok(Some(file)),
+            Ok(file) => {
+                // The executor's library gives way by itself on tmpfs.
+                let flags = rustix::fs::fcntl_getfl(file_descriptor(&file))?;
+                if !flags.contains(rustix::fs::OFlags::DIRECT) {
+                    self.warn_buffered(path);
+                }
+                Ok(Some(file))
+            }
             Err(error) if error.raw_os_error() == Some(rustix::io::Errno::INVAL.raw_os_error()) => {
+                self.warn_buffered(path);
                 self.0.buffered.set(true);
-                tracing::warn!(
-                    "the file system of {} refuses O_DIRECT; the log goes through the page cache, each write still \
-                     synchronous (O_DSYNC)",
-                    path.display()
-                );
                 Ok(None)
             }
             Err(error) => Err(error),
+        }
+    }
+
+    /// Says once that the page cache can't be bypassed here.
+    fn warn_buffered(&self, path: &Path) {
+        if !self.0.warned.replace(true) {
+            tracing::warn!(
+                "the file system of {} refuses O_DIRECT; the log goes through the page cache, each write still \
+                 synchronous (O_DSYNC)",
+                path.display()
+            );
         }
     }
 
@@ -143,6 +164,15 @@ impl LogFiles {
         if written == len { Ok(()) } else { Err(io::Error::new(io::ErrorKind::WriteZero, "short write")) }
     }
 
+    /// Replaces the manifest, durably.
+    ///
+    /// # Errors
+    /// What the file system answers; the old one stands then.
+    pub async fn write_manifest(&self, bytes: Vec<u8>) -> io::Result<()> {
+        let path = self.0.folder.join("manifest");
+        glommio::executor().spawn_blocking(move || files::write_durably(&path, &bytes)).await
+    }
+
     /// Removes a segment.
     ///
     /// # Errors
@@ -159,6 +189,14 @@ impl LogFiles {
 
     fn file(&self, shard: u16, segment: u64) -> Option<Rc<SegmentFile>> {
         self.0.open.borrow().get(&(shard, segment)).cloned()
+    }
+}
+
+fn file_descriptor(file: &DmaFile) -> BorrowedFd<'_> {
+    // SAFETY: the descriptor stays open for as long as the file is borrowed.
+    #[allow(unsafe_code)]
+    unsafe {
+        BorrowedFd::borrow_raw(file.as_raw_fd())
     }
 }
 
@@ -180,11 +218,13 @@ fn into_io<T>(error: GlommioError<T>) -> io::Error {
 fn create_segment(path: &Path, size_bytes: u64) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     files::create_folder(folder)?;
-    let outcome = fill_segment(path, size_bytes).and_then(|()| files::sync_folder(folder));
+    // It appears under its name only when it is complete.
+    let temporary = path.with_extension("tmp");
+    let outcome = fill_segment(&temporary, size_bytes).and_then(|()| fs::rename(&temporary, path));
     if outcome.is_err() {
-        let _ = fs::remove_file(path);
+        let _ = fs::remove_file(&temporary);
     }
-    outcome
+    outcome.and_then(|()| files::sync_folder(folder))
 }
 
 fn fill_segment(path: &Path, size_bytes: u64) -> io::Result<()> {

@@ -1,9 +1,287 @@
 //! The edge: everything that touches files, sockets, clocks, threads and signals.
+//!
+//! [`run`] is a server's life: check the machine, lock the data directory, start the home core, which opens the member,
+//! then the other cores, then listen, and stop in order when a signal says so.
+
 pub mod cores;
 pub mod data_dir;
-pub mod edge;
-pub mod files;
-pub mod index_file;
-pub mod log_files;
-pub mod probe;
-pub mod signals;
+mod edge;
+mod files;
+mod home;
+mod index_file;
+mod log_files;
+mod mesh;
+mod net;
+mod probe;
+mod signals;
+mod start;
+
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use garboard_storage::Reader;
+use glommio::{LocalExecutorBuilder, Placement, PoolPlacement};
+
+use self::data_dir::DataDir;
+use self::edge::GlommioEdge;
+use self::home::{Home, Inbox};
+use self::mesh::{Lane, Outgoing, ToCore, ToHome};
+use self::net::{CoreLoad, Listener};
+pub use self::start::StartError;
+use crate::config::{Config, GARBOARD_VERSION};
+use crate::core::{Core, Edge, Identity, RequestLimits, Shared};
+
+/// Locked memory that all executors together register with their rings: what the usual limit of 8 MiB leaves room for.
+const RING_MEMORY_BYTES: usize = 4 << 20;
+/// Entries of a ring's submission queue.
+const RING_DEPTH: usize = 128;
+/// Threads of each core for what may block.
+const BLOCKING_THREADS: usize = 3;
+/// Requests that wait for the home core at once, on each core.
+const PENDING_REQUESTS_MAX: usize = 65_536;
+/// How often requests whose time is over are looked for.
+const EXPIRY_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Serves until a signal asks to stop.
+///
+/// # Errors
+/// What keeps the server from starting; nothing that was acknowledged is touched then.
+pub fn run(config: Config) -> Result<(), StartError> {
+    probe::io_uring_available().map_err(StartError::Machine)?;
+    let dir = DataDir::lock(&config.data_dir, config.wal_dir.as_deref(), config.strict_permissions)?;
+    if let Some(mode) = dir.open_to_others {
+        tracing::warn!(
+            "check file permission: {} has mode {mode:04o}, others can read it; the recommended mode is 0700",
+            config.data_dir.display()
+        );
+    }
+    let listeners = bind_all(&config)?;
+    let mut cpus = cores::usable(config.cores.map(|cores| usize::from(cores.get())));
+    let home = probe::interrupt_core(&cpus, dir.wal_path());
+    cpus.sort_by_key(|cpu| *cpu != home);
+    tracing::info!(version = GARBOARD_VERSION, "starting on processors {cpus:?}, the first is the keyspace's home");
+
+    let shared = Arc::new(shared(&config));
+    let stop = shared.clone();
+    let server = Server {
+        config,
+        dir,
+        shared,
+        loads: Arc::new(cpus.iter().map(|_| CoreLoad::default()).collect()),
+        started: Instant::now(),
+    };
+    let (outcome, finished) = mpsc::channel();
+    std::thread::Builder::new()
+        .name("start".to_owned())
+        .spawn(move || {
+            let _ = outcome.send(server.run(&cpus, listeners));
+        })
+        .map_err(|error| StartError::Machine(format!("starting a thread: {error}")))?;
+    signals::wait_for(&stop, &finished)
+}
+
+fn shared(config: &Config) -> Shared {
+    let local = config.cluster.local();
+    Shared {
+        identity: Identity {
+            cluster_id: config.cluster.cluster_id,
+            member_id: local.id,
+            name: config.name.clone(),
+            peer_urls: local.peer_urls.iter().map(ToString::to_string).collect(),
+            client_urls: config.advertise_client_urls.iter().map(ToString::to_string).collect(),
+        },
+        limits: RequestLimits {
+            max_request_bytes: config.max_request_bytes,
+            max_txn_ops: config.max_txn_ops,
+            request_timeout: config.request_timeout(),
+            max_pending_requests: PENDING_REQUESTS_MAX,
+        },
+        raft_term: AtomicU64::new(0),
+        stopping: AtomicBool::new(false),
+    }
+}
+
+fn bind_all(config: &Config) -> Result<Vec<Listener>, StartError> {
+    let mut listeners = Vec::new();
+    for address in &config.listen_client {
+        let listener = net::bind(address).map_err(|source| StartError::File {
+            action: "listening on",
+            path: address.to_string(),
+            source,
+        })?;
+        listeners.push(listener);
+    }
+    Ok(listeners)
+}
+
+/// What all cores of a server are started with.
+struct Server {
+    config: Config,
+    dir: DataDir,
+    shared: Arc<Shared>,
+    loads: Arc<Vec<CoreLoad>>,
+    started: Instant,
+}
+
+impl Server {
+    /// Starts the cores, and returns once the home core has stopped.
+    fn run(self, cpus: &[usize], listeners: Vec<Listener>) -> Result<(), StartError> {
+        let lanes: Vec<Lane> = cpus.iter().skip(1).map(|_| mesh::lane()).collect();
+        let (home_ends, core_ends): (Vec<_>, Vec<_>) = lanes.into_iter().map(|lane| (lane.home, lane.core)).unzip();
+        let ring_memory = RING_MEMORY_BYTES / cpus.len();
+        let (opened, reader) = mpsc::channel();
+        let (shared, loads, started) = (self.shared.clone(), self.loads.clone(), self.started);
+        let home = builder(cpus[0], ring_memory)
+            .spawn(move || home_core(self, home_ends, listeners, opened))
+            .map_err(|error| StartError::Machine(format!("starting the home core: {error}")))?;
+        if let Ok(reader) = reader.recv() {
+            for (position, (cpu, ends)) in cpus.iter().skip(1).zip(core_ends).enumerate() {
+                let (shared, loads, reader) = (shared.clone(), loads.clone(), reader.clone());
+                let core = builder(*cpu, ring_memory)
+                    .spawn(move || other_core(position + 1, shared, loads, started, reader, ends))
+                    .map_err(|error| StartError::Machine(format!("starting core {cpu}: {error}")))?;
+                // It serves until the process ends.
+                drop(core);
+            }
+        }
+        home.join().map_err(|error| StartError::Machine(format!("the home core ended: {error}")))?
+    }
+}
+
+fn builder(cpu: usize, ring_memory: usize) -> LocalExecutorBuilder {
+    LocalExecutorBuilder::new(Placement::Fixed(cpu))
+        .name("core")
+        .io_memory(ring_memory)
+        .ring_depth(RING_DEPTH)
+        .blocking_thread_pool_placement(PoolPlacement::Unbound(BLOCKING_THREADS))
+}
+
+type HomeEnds = (
+    glommio::channels::shared_channel::SharedSender<ToCore>,
+    glommio::channels::shared_channel::SharedReceiver<ToHome>,
+);
+type CoreEnds = (
+    glommio::channels::shared_channel::SharedSender<ToHome>,
+    glommio::channels::shared_channel::SharedReceiver<ToCore>,
+);
+
+async fn home_core(
+    server: Server,
+    ends: Vec<HomeEnds>,
+    listeners: Vec<Listener>,
+    opened: mpsc::Sender<Reader>,
+) -> Result<(), StartError> {
+    let Server { config, dir, shared, loads, started } = server;
+    let edge = Rc::new(GlommioEdge::new(started));
+    let member = start::open_member(&dir, &config, edge.now()).await?;
+    let reader = member.member.reader();
+    let core = Core::new(0, shared.clone(), edge.clone(), reader.clone());
+    // The others start only now: until the member is open there is nothing to serve.
+    let _ = opened.send(reader);
+    drop(opened);
+
+    let inbox = Inbox::default();
+    let mut outgoing = vec![Outgoing::default()];
+    for (to_core, from_core) in ends {
+        let queue = Outgoing::default();
+        outgoing.push(queue.clone());
+        let inbox = inbox.clone();
+        glommio::spawn_local(async move { queue.run(to_core.connect().await).await }).detach();
+        glommio::spawn_local(async move {
+            let from_core = from_core.connect().await;
+            while let Some(ToHome::Requests(batch)) = from_core.recv().await {
+                inbox.requests(batch);
+            }
+        })
+        .detach();
+    }
+    core_tasks(&core, &loads, 0);
+    let home = Home {
+        member: member.member,
+        core: core.clone(),
+        shared,
+        log_files: member.log_files,
+        index_file: member.index_file,
+        inbox,
+        outgoing: outgoing.clone(),
+        edge,
+    };
+    home.run(|| {
+        start::mark_ready(&dir, &config)?;
+        for listener in listeners {
+            let (core, loads, outgoing) = (core.clone(), loads.clone(), outgoing.clone());
+            glommio::spawn_local(net::accept(listener, loads.clone(), move |index, connection| match index {
+                0 => glommio::spawn_local(net::serve(core.clone(), connection, loads.clone(), 0)).detach().ignore(),
+                other => outgoing[other].push(ToCore::Connection(connection)),
+            }))
+            .detach();
+        }
+        for address in &config.listen_client {
+            tracing::info!(address = %address, "ready to serve client requests");
+        }
+        Ok(())
+    })
+    .await
+}
+
+trait Ignore {
+    fn ignore(self);
+}
+
+impl<T> Ignore for T {
+    fn ignore(self) {}
+}
+
+async fn other_core(
+    index: usize,
+    shared: Arc<Shared>,
+    loads: Arc<Vec<CoreLoad>>,
+    started: Instant,
+    reader: Reader,
+    (to_home, from_home): CoreEnds,
+) {
+    let edge = Rc::new(GlommioEdge::new(started));
+    let number = u16::try_from(index).unwrap_or(u16::MAX);
+    let core = Core::new(number, shared, edge, reader);
+    core_tasks(&core, &loads, index);
+    let sender = core.clone();
+    glommio::spawn_local(async move {
+        let to_home = to_home.connect().await;
+        loop {
+            let batch = sender.take_outbox().await;
+            if to_home.send(ToHome::Requests(batch)).await.is_err() {
+                return;
+            }
+        }
+    })
+    .detach();
+    let from_home = from_home.connect().await;
+    while let Some(message) = from_home.recv().await {
+        match message {
+            ToCore::Answers(answers) => {
+                for (ticket, result) in answers {
+                    core.deliver(ticket, result);
+                }
+            }
+            ToCore::Events(events) => core.handle_events(&events),
+            ToCore::Connection(connection) => {
+                glommio::spawn_local(net::serve(core.clone(), connection, loads.clone(), index)).detach().ignore();
+            }
+        }
+    }
+}
+
+/// What runs on every core beside its connections.
+fn core_tasks(core: &Core, loads: &Arc<Vec<CoreLoad>>, index: usize) {
+    glommio::spawn_local(net::measure_load(loads.clone(), index)).detach();
+    let core = core.clone();
+    glommio::spawn_local(async move {
+        loop {
+            core.sleep(EXPIRY_INTERVAL).await;
+            core.expire_requests();
+        }
+    })
+    .detach();
+}

@@ -1,0 +1,314 @@
+//! The home core's loop: takes requests of all cores in batches, drives the member, carries out its effects, and sends
+//! answers and events back to the cores.
+//!
+//! One pass of the loop is one batch: everything that arrived since the last pass is proposed together. Nothing in a
+//! pass waits; writes, page reads and checkpoints run as tasks of their own and come back as completions.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use garboard_replica::Error;
+use garboard_replica::envelope::{Envelope, Response, Ticket};
+use garboard_replica::member::{Effect, Member};
+use garboard_storage::{IndexIo, IoFailure, IoId, IoOp, PageId};
+use garboard_wal::{DiskError, OpId};
+use glommio::timer::sleep;
+
+use super::edge::stop_process;
+use super::index_file::IndexFile;
+use super::log_files::LogFiles;
+use super::mesh::{BACKLOG_MESSAGES_MAX, Outgoing, ToCore};
+use super::start::StartError;
+use crate::core::{Core, Edge, Shared};
+
+/// Bytes of a checkpoint written before the writer rests, so that the log's writes find the device free.
+const PACE_BYTES: usize = 256 << 10;
+/// How long it rests.
+const PACE_REST: Duration = Duration::from_millis(2);
+
+/// What tasks bring back to the loop.
+enum Completion {
+    Log(OpId, io::Result<()>),
+    Index(IoId, io::Result<()>),
+    Page(PageId),
+}
+
+/// What waits for the next pass of the loop.
+#[derive(Clone, Default)]
+pub struct Inbox(Rc<InboxState>);
+
+#[derive(Default)]
+struct InboxState {
+    requests: RefCell<Vec<Envelope>>,
+    completions: RefCell<Vec<Completion>>,
+    waker: Cell<Option<Waker>>,
+}
+
+impl Inbox {
+    /// Adds another core's requests.
+    pub fn requests(&self, mut batch: Vec<Envelope>) {
+        self.0.requests.borrow_mut().append(&mut batch);
+        self.wake();
+    }
+
+    fn complete(&self, completion: Completion) {
+        self.0.completions.borrow_mut().push(completion);
+        self.wake();
+    }
+
+    /// Wakes the loop.
+    pub fn wake(&self) {
+        if let Some(waker) = self.0.waker.take() {
+            waker.wake();
+        }
+    }
+
+    fn has_work(&self) -> bool {
+        !self.0.requests.borrow().is_empty() || !self.0.completions.borrow().is_empty()
+    }
+}
+
+/// The home core.
+pub struct Home {
+    /// The member it drives.
+    pub member: Member,
+    /// The home core as its own connections see it.
+    pub core: Core,
+    /// What all cores share.
+    pub shared: Arc<Shared>,
+    /// The log's files.
+    pub log_files: LogFiles,
+    /// The index's file.
+    pub index_file: IndexFile,
+    /// What tasks and other cores bring.
+    pub inbox: Inbox,
+    /// Towards the other cores; the home core's own place (0) is unused.
+    pub outgoing: Vec<Outgoing>,
+    /// The executor.
+    pub edge: Rc<dyn Edge>,
+}
+
+impl Home {
+    /// Runs until the server stops; what was under way then is durable or was never acknowledged. `serve` is called once
+    /// the member can serve.
+    ///
+    /// # Errors
+    /// What `serve` answers.
+    pub async fn run(mut self, serve: impl FnOnce() -> Result<(), StartError>) -> Result<(), StartError> {
+        let mut serve = Some(serve);
+        let index_queue = IndexQueue::default();
+        let writer = write_index(index_queue.clone(), self.index_file.clone(), self.inbox.clone(), self.edge.clone());
+        glommio::spawn_local(writer).detach();
+        let mut batch = Vec::new();
+        let mut answers: Vec<Vec<(Ticket, Result<Response, Error>)>> = vec![Vec::new(); self.outgoing.len()];
+        loop {
+            let now = self.edge.now();
+            self.take_completions(now);
+            if self.outgoing.iter().all(|core| core.backlog() < BACKLOG_MESSAGES_MAX) {
+                batch.append(&mut self.inbox.0.requests.borrow_mut());
+                self.core.drain_outbox(&mut batch);
+                if !batch.is_empty() {
+                    self.member.handle_requests(now, batch.drain(..));
+                }
+            }
+            if self.member.poll_timeout().is_some_and(|due| due <= now) {
+                self.member.handle_timeout(now);
+            }
+            self.pump(now, &index_queue, &mut answers);
+            for (core, answers) in answers.iter_mut().enumerate() {
+                if !answers.is_empty() {
+                    self.outgoing[core].push(ToCore::Answers(std::mem::take(answers)));
+                }
+            }
+            self.shared.raft_term.store(self.member.term(), Ordering::Relaxed);
+            if self.member.is_ready()
+                && let Some(serve) = serve.take()
+            {
+                serve()?;
+            }
+            if self.shared.stopping.load(Ordering::Relaxed) && self.member.is_quiet() {
+                return Ok(());
+            }
+            self.wait(now).await;
+        }
+    }
+
+    fn take_completions(&mut self, now: Duration) {
+        let completions = std::mem::take(&mut *self.inbox.0.completions.borrow_mut());
+        for completion in completions {
+            let outcome = match completion {
+                Completion::Log(op, result) => self.member.handle_log_done(now, op, result.map_err(log_error)),
+                Completion::Index(id, result) => {
+                    self.member.handle_index_done(now, id, result.map_err(|error| IoFailure::of(&error)))
+                }
+                Completion::Page(page) => {
+                    self.member.handle_page_loaded(now, page);
+                    Ok(())
+                }
+            };
+            if let Err(fatal) = outcome {
+                stop_process(&fatal.to_string());
+            }
+        }
+    }
+
+    fn pump(
+        &mut self,
+        now: Duration,
+        index_queue: &IndexQueue,
+        answers: &mut [Vec<(Ticket, Result<Response, Error>)>],
+    ) {
+        while let Some(effect) = self.member.poll_effect(now) {
+            match effect {
+                Effect::Log(effect) => self.log_effect(effect),
+                Effect::Index(io) => index_queue.push(io),
+                Effect::LoadPage(page) => self.load_page(page),
+                Effect::Events(events) => {
+                    for core in self.outgoing.iter().skip(1) {
+                        core.push(ToCore::Events(events.clone()));
+                    }
+                    self.core.handle_events(&events);
+                }
+                Effect::Answer { ticket, result } if ticket.core == 0 => self.core.deliver(ticket, result),
+                Effect::Answer { ticket, result } => answers[usize::from(ticket.core)].push((ticket, result)),
+            }
+        }
+    }
+
+    fn log_effect(&mut self, effect: garboard_wal::Effect) {
+        let files = self.log_files.clone();
+        let inbox = self.inbox.clone();
+        match effect {
+            garboard_wal::Effect::Write { op, shard, segment, offset, len } => {
+                let mut buffer = files.buffer(shard, segment, len);
+                self.member.fill(op, buffer.bytes());
+                spawn(async move {
+                    let result = files.write(shard, segment, offset, buffer).await;
+                    inbox.complete(Completion::Log(op, named(result, "writing", &files.path(shard, segment), offset)));
+                });
+            }
+            garboard_wal::Effect::PrepareSegment { op, shard, segment, size_bytes } => spawn(async move {
+                let result = files.prepare(shard, segment, size_bytes).await;
+                inbox.complete(Completion::Log(op, named(result, "preparing", &files.path(shard, segment), 0)));
+            }),
+            garboard_wal::Effect::Remove { op, shard, segment } => spawn(async move {
+                let result = files.remove(shard, segment).await;
+                inbox.complete(Completion::Log(op, named(result, "removing", &files.path(shard, segment), 0)));
+            }),
+            garboard_wal::Effect::WriteManifest { op, bytes } => spawn(async move {
+                let result = files.write_manifest(bytes).await;
+                inbox.complete(Completion::Log(op, result));
+            }),
+        }
+    }
+
+    fn load_page(&self, page: PageId) {
+        let core = self.core.clone();
+        let inbox = self.inbox.clone();
+        spawn(async move {
+            core.load(garboard_storage::NeedPage(page)).await;
+            inbox.complete(Completion::Page(page));
+        });
+    }
+
+    /// Waits for work, or for the member's next deadline.
+    async fn wait(&self, now: Duration) {
+        let until = self.member.poll_timeout().map_or(Duration::from_millis(10), |due| due.saturating_sub(now));
+        let mut timer = pin!(sleep(until.min(Duration::from_millis(10))));
+        poll_fn(|cx| {
+            if self.inbox.has_work() {
+                return Poll::Ready(());
+            }
+            self.inbox.0.waker.set(Some(cx.waker().clone()));
+            self.core.wake_on_outbox(cx.waker());
+            timer.as_mut().poll(cx)
+        })
+        .await;
+    }
+}
+
+fn spawn(task: impl Future<Output = ()> + 'static) {
+    glommio::spawn_local(task).detach();
+}
+
+/// Says which file an error is about; the error's kind and number stay.
+fn named(result: io::Result<()>, action: &str, path: &std::path::Path, offset: u64) -> io::Result<()> {
+    if let Err(error) = &result {
+        tracing::warn!("{action} {} at offset {offset}: {error}", path.display());
+    }
+    result
+}
+
+/// What a failed operation means to the log.
+pub fn log_error(error: io::Error) -> DiskError {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => DiskError::Full,
+        _ => DiskError::Io { errno: error.raw_os_error().unwrap_or(0) },
+    }
+}
+
+/// Checkpoint operations in the order in which the index gave them.
+#[derive(Clone, Default)]
+struct IndexQueue(Rc<IndexQueueState>);
+
+#[derive(Default)]
+struct IndexQueueState {
+    waiting: RefCell<VecDeque<IndexIo>>,
+    waker: Cell<Option<Waker>>,
+}
+
+impl IndexQueue {
+    fn push(&self, io: IndexIo) {
+        self.0.waiting.borrow_mut().push_back(io);
+        if let Some(waker) = self.0.waker.take() {
+            waker.wake();
+        }
+    }
+
+    async fn next(&self) -> IndexIo {
+        poll_fn(|cx| match self.0.waiting.borrow_mut().pop_front() {
+            Some(io) => Poll::Ready(io),
+            None => {
+                self.0.waker.set(Some(cx.waker().clone()));
+                Poll::Pending
+            }
+        })
+        .await
+    }
+}
+
+/// Carries out checkpoint operations one after the other, with rests.
+async fn write_index(queue: IndexQueue, file: IndexFile, inbox: Inbox, edge: Rc<dyn Edge>) {
+    let mut since_rest = 0;
+    loop {
+        let IndexIo { id, op } = queue.next().await;
+        let target = file.clone();
+        let bytes = match &op {
+            IoOp::Write { bytes, .. } => bytes.len(),
+            IoOp::Sync | IoOp::Grow { .. } => 0,
+        };
+        let work = move || match op {
+            IoOp::Write { offset, bytes } => target.write(offset, &bytes),
+            IoOp::Sync => target.sync(),
+            IoOp::Grow { new_size } => target.grow(new_size),
+        };
+        let result = glommio::executor().spawn_blocking(work).await;
+        if let Err(error) = &result {
+            tracing::warn!("the index file {}: {error}", file.path().display());
+        }
+        inbox.complete(Completion::Index(id, result));
+        since_rest += bytes;
+        if since_rest >= PACE_BYTES {
+            since_rest = 0;
+            edge.sleep(PACE_REST).await;
+        }
+    }
+}

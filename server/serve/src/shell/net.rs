@@ -1,0 +1,226 @@
+//! Client sockets: listening, placing connections on cores by load, and serving HTTP/2 on them.
+
+use std::cell::Cell;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{FromRawFd, IntoRawFd};
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use glommio::net::{AcceptedTcpStream, AcceptedUnixStream, TcpListener, UnixListener};
+use glommio::timer::sleep;
+use smol_hyper::rt::FuturesIo;
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::edge::{CoreExecutor, stop_process};
+use crate::api;
+use crate::config::ListenAddress;
+use crate::core::Core;
+
+/// Connections that wait to be accepted.
+const ACCEPT_BACKLOG: i32 = 1024;
+/// Most connections one core serves; beyond it new ones are closed at once.
+pub const CONNECTIONS_PER_CORE_MAX: u32 = 16_384;
+/// Most requests under way on one connection.
+const STREAMS_PER_CONNECTION_MAX: u32 = 16_384;
+/// Bytes a client may send ahead on one request.
+const STREAM_WINDOW_BYTES: u32 = 1 << 20;
+/// Bytes a client may send ahead on one connection.
+const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
+/// Bytes that may wait for a client to read them, on each request.
+const STREAM_SEND_BUFFER_BYTES: usize = 256 << 10;
+/// The home core serves new connections itself while it is busy less than this, in thousandths.
+const HOME_BUSY_PERMILLE: u32 = 400;
+
+/// A connection on its way to the core that will serve it.
+pub enum Accepted {
+    /// Over IP.
+    Tcp(AcceptedTcpStream),
+    /// Over a socket in the file system.
+    Unix(AcceptedUnixStream),
+}
+
+/// A socket that clients connect to, bound.
+pub enum Listener {
+    /// Over IP.
+    Tcp(Socket),
+    /// In the file system; bound when it is first listened on.
+    Unix(PathBuf),
+}
+
+/// How busy a core is and how many connections it has; any core may read it.
+#[derive(Debug, Default)]
+pub struct CoreLoad {
+    /// Share of the last interval the core's thread ran, in thousandths.
+    pub busy_permille: AtomicU32,
+    /// Connections it serves.
+    pub connections: AtomicU32,
+}
+
+/// Binds a listening socket. The address is this server's alone: a second server on it gets an error instead of a share
+/// of its connections.
+///
+/// # Errors
+/// What the socket layer answers.
+pub fn bind(address: &ListenAddress) -> io::Result<Listener> {
+    match address {
+        ListenAddress::Tcp(address) => bind_tcp(*address).map(Listener::Tcp),
+        ListenAddress::Unix(path) => {
+            // A socket file that nobody listens on any more is in the way of the next bind.
+            match std::os::unix::net::UnixStream::connect(path) {
+                Ok(_) => return Err(io::ErrorKind::AddrInUse.into()),
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path)?,
+                Err(_) => {}
+            }
+            Ok(Listener::Unix(path.clone()))
+        }
+    }
+}
+
+fn bind_tcp(address: SocketAddr) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    if address.is_ipv6() {
+        // A wildcard IPv6 address takes IPv4 clients too, as etcd's does.
+        let _ = socket.set_only_v6(false);
+    }
+    socket.bind(&address.into())?;
+    socket.listen(ACCEPT_BACKLOG)?;
+    Ok(socket)
+}
+
+/// The core a new connection goes to: the home core (number 0) while little is going on there, else the least busy.
+pub fn place(loads: &[CoreLoad]) -> usize {
+    let busy = |load: &CoreLoad| load.busy_permille.load(Ordering::Relaxed);
+    let connections = |load: &CoreLoad| load.connections.load(Ordering::Relaxed);
+    if busy(&loads[0]) < HOME_BUSY_PERMILLE && connections(&loads[0]) < CONNECTIONS_PER_CORE_MAX {
+        return 0;
+    }
+    (0..loads.len()).min_by_key(|core| (busy(&loads[*core]) / 50, connections(&loads[*core]))).unwrap_or(0)
+}
+
+/// Accepts connections for as long as the server lives, and hands each to `give` with the core chosen for it.
+pub async fn accept(listener: Listener, loads: Arc<Vec<CoreLoad>>, give: impl Fn(usize, Accepted)) {
+    match listener {
+        Listener::Tcp(socket) => {
+            // SAFETY: the descriptor was just given up by its only owner.
+            #[allow(unsafe_code)]
+            let listener = unsafe { TcpListener::from_raw_fd(socket.into_raw_fd()) };
+            loop {
+                let accepted = listener.shared_accept().await.map(Accepted::Tcp);
+                hand_over(accepted, &loads, &give).await;
+            }
+        }
+        Listener::Unix(path) => match UnixListener::bind(&path) {
+            Ok(listener) => loop {
+                let accepted = listener.shared_accept().await.map(Accepted::Unix);
+                hand_over(accepted, &loads, &give).await;
+            },
+            Err(error) => stop_process(&format!("listening on {}: {error}", path.display())),
+        },
+    }
+}
+
+async fn hand_over<E: std::fmt::Display>(
+    accepted: Result<Accepted, E>,
+    loads: &[CoreLoad],
+    give: &impl Fn(usize, Accepted),
+) {
+    match accepted {
+        Ok(connection) => give(place(loads), connection),
+        Err(error) => {
+            // Out of descriptors, most likely: those in use go on, new ones wait.
+            tracing::warn!("accepting a connection: {error}");
+            sleep(Duration::from_millis(100)).await;
+        }
+    }
+}
+
+/// Serves one connection until it ends.
+pub async fn serve(core: Core, connection: Accepted, load: Arc<Vec<CoreLoad>>, index: usize) {
+    let load = &load[index];
+    if load.connections.fetch_add(1, Ordering::Relaxed) >= CONNECTIONS_PER_CORE_MAX {
+        load.connections.fetch_sub(1, Ordering::Relaxed);
+        tracing::warn!("refused a connection: core {index} serves {CONNECTIONS_PER_CORE_MAX} already");
+        return;
+    }
+    let outcome = match connection {
+        Accepted::Tcp(stream) => {
+            let stream = stream.bind_to_executor();
+            let _ = stream.set_nodelay(true);
+            serve_stream(core, stream).await
+        }
+        Accepted::Unix(stream) => serve_stream(core, stream.bind_to_executor()).await,
+    };
+    if let Err(error) = outcome {
+        tracing::debug!("connection ended: {error}");
+    }
+    load.connections.fetch_sub(1, Ordering::Relaxed);
+}
+
+async fn serve_stream<S>(core: Core, stream: S) -> hyper::Result<()>
+where
+    S: futures::io::AsyncRead + futures::io::AsyncWrite + Unpin + 'static,
+{
+    let service = hyper_util::service::TowerToHyperService::new(api::routes(core));
+    hyper::server::conn::http2::Builder::new(CoreExecutor)
+        .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_send_buf_size(STREAM_SEND_BUFFER_BYTES)
+        .serve_connection(FuturesIo::new(stream), service)
+        .await
+}
+
+/// Keeps a core's load figure, for as long as the server lives.
+pub async fn measure_load(loads: Arc<Vec<CoreLoad>>, index: usize) {
+    const INTERVAL: Duration = Duration::from_millis(100);
+    let last = Rc::new(Cell::new(thread_time()));
+    loop {
+        sleep(INTERVAL).await;
+        let now = thread_time();
+        let ran = now.saturating_sub(last.replace(now));
+        let permille = u32::try_from(ran.as_micros() * 1000 / INTERVAL.as_micros()).unwrap_or(1000).min(1000);
+        let figure = &loads[index].busy_permille;
+        // Half of the old figure stays, so that one short burst moves no connection.
+        figure.store((figure.load(Ordering::Relaxed) + permille) / 2, Ordering::Relaxed);
+    }
+}
+
+fn thread_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn loads(figures: &[(u32, u32)]) -> Vec<CoreLoad> {
+        let load = |&(busy, connections): &(u32, u32)| CoreLoad {
+            busy_permille: AtomicU32::new(busy),
+            connections: AtomicU32::new(connections),
+        };
+        figures.iter().map(load).collect()
+    }
+
+    #[test]
+    fn a_quiet_home_core_serves_connections_itself() {
+        assert_eq!(place(&loads(&[(100, 50), (0, 0)])), 0);
+    }
+
+    #[test]
+    fn a_busy_home_core_gives_connections_to_the_least_busy() {
+        assert_eq!(place(&loads(&[(900, 1), (500, 1), (100, 9)])), 2);
+    }
+
+    #[test]
+    fn a_second_server_on_an_address_is_refused() {
+        let first = bind_tcp("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = first.local_addr().unwrap().as_socket().unwrap();
+        assert_eq!(bind_tcp(address).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+    }
+}

@@ -1,0 +1,232 @@
+//! Opening a member: its data directory, its index, the tail of its log.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use garboard_replica::auto_compaction::AutoCompaction;
+use garboard_replica::member::{self, Member, MemberConfig, RecoveredState};
+use garboard_replica::raft::Membership;
+use garboard_replica::request::KeyspaceId;
+use garboard_storage::{Index, IndexConfig, MappedFile, OpenError, PageFile, limits};
+use garboard_wal::{Anchor, Log, LogConfig, MetaFacts, Recovery, RecoveryError, SegmentFile};
+
+use super::data_dir::{DataDir, DataDirError, Ownership, Stage};
+use super::home::log_error;
+use super::index_file::IndexFile;
+use super::log_files::LogFiles;
+use crate::config::{self, Config};
+
+/// Why a server does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The data directory can't be used.
+    #[error(transparent)]
+    DataDir(#[from] DataDirError),
+    /// A file can't be used.
+    #[error("{action} {path}: {source}")]
+    File {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: String,
+        /// What came back.
+        source: io::Error,
+    },
+    /// The index can't be opened.
+    #[error("{path}: {source}; restore the member from a snapshot into an empty --data-dir")]
+    Index {
+        /// The file.
+        path: String,
+        /// Why.
+        source: OpenError,
+    },
+    /// The log can't be opened without losing what was acknowledged.
+    #[error("{path}: {source}")]
+    Log {
+        /// The log's folder.
+        path: String,
+        /// Why.
+        source: RecoveryError,
+    },
+    /// What log and index hold can't be put together.
+    #[error("{path}: {source}; restore the member from a snapshot into an empty --data-dir")]
+    Member {
+        /// The index's file.
+        path: String,
+        /// Why.
+        source: member::OpenError,
+    },
+    /// A setting does not fit.
+    #[error("{0}")]
+    Setting(String),
+    /// The machine lacks something.
+    #[error("{0}")]
+    Machine(String),
+}
+
+/// A member and its files.
+pub struct Opened {
+    /// The member.
+    pub member: Member,
+    /// Its index.
+    pub index_file: IndexFile,
+    /// Its log.
+    pub log_files: LogFiles,
+}
+
+/// Opens the member in a locked data directory, or creates it where the directory is new.
+///
+/// # Errors
+/// See [`StartError`]; nothing on disk was changed then.
+pub async fn open_member(dir: &DataDir, config: &Config, now: Duration) -> Result<Opened, StartError> {
+    let (cluster_id, member_id) = (config.cluster.cluster_id, config.cluster.local().id);
+    let member_config = member_config(config)?;
+    let index_config = IndexConfig::new(cluster_id, member_id);
+    let log_files = LogFiles::new(dir.wal_path().to_path_buf());
+    let creating = Ownership { cluster_id, member_id, stage: Stage::Creating };
+    match dir.ownership()? {
+        Some(owner) => {
+            dir.check_owner(&owner, cluster_id, member_id)?;
+            if owner.stage == Stage::Ready {
+                return reopen(dir, index_config, member_config, log_files, now).await;
+            }
+            dir.remove_unfinished()?;
+        }
+        None => dir.set_ownership(&creating)?,
+    }
+    let path = dir.index_path();
+    let index_file = IndexFile::create(&path).map_err(|source| failed("creating", &path, source))?;
+    let index = Index::create(index_config, map(&index_file)?);
+    let log =
+        Log::create(LogConfig::default(), random_id()?).map_err(|error| StartError::Setting(error.to_string()))?;
+    let member = Member::create(now, member_config, log, index);
+    Ok(Opened { member, index_file, log_files })
+}
+
+/// Marks a directory as one that has served: from now on what it holds is never taken for an unfinished creation.
+///
+/// # Errors
+/// What the file system answers.
+pub fn mark_ready(dir: &DataDir, config: &Config) -> Result<(), StartError> {
+    let (cluster_id, member_id) = (config.cluster.cluster_id, config.cluster.local().id);
+    Ok(dir.set_ownership(&Ownership { cluster_id, member_id, stage: Stage::Ready })?)
+}
+
+async fn reopen(
+    dir: &DataDir,
+    index_config: IndexConfig,
+    member_config: MemberConfig,
+    log_files: LogFiles,
+    now: Duration,
+) -> Result<Opened, StartError> {
+    let path = dir.index_path();
+    let index_file = IndexFile::open(&path).map_err(|source| failed("opening", &path, source))?;
+    let (index, facts) = Index::open(index_config, map(&index_file)?)
+        .map_err(|source| StartError::Index { path: path.display().to_string(), source })?;
+    let refused = |source| StartError::Log { path: dir.wal_path().display().to_string(), source };
+    let meta = MetaFacts {
+        applied_index: facts.applied.index,
+        applied_term: facts.applied.term,
+        anchor: Anchor::from_bytes(&facts.anchor).ok(),
+    };
+    let manifest_path = dir.manifest_path();
+    let manifest = std::fs::read(&manifest_path).map_err(|source| failed("reading", &manifest_path, source))?;
+    let mut segments = Vec::new();
+    for (shard, segment, path) in dir.segments()? {
+        let size_bytes = std::fs::metadata(&path).map_err(|source| failed("reading", &path, source))?.len();
+        segments.push(SegmentFile { shard, segment, size_bytes });
+    }
+    for file in &segments {
+        let opened = log_files.open(file.shard, file.segment).await;
+        opened.map_err(|source| failed("opening", &log_files.path(file.shard, file.segment), source))?;
+    }
+    let mut recovery = Recovery::new(LogConfig::default(), &manifest, segments, meta).map_err(refused)?;
+    read_log(&mut recovery, &log_files);
+    let recovered = recovery.finish().map_err(refused)?;
+    tracing::info!(
+        entries = recovered.entries.len(),
+        read_bytes = recovered.report.read_bytes,
+        "read the log above index {}",
+        facts.applied.index
+    );
+    let broken = |source| StartError::Member { path: path.display().to_string(), source };
+    let state = RecoveredState::new(&member_config, &facts, recovered.hard_state, recovered.entries)
+        .map_err(|error| broken(error.into()))?;
+    let member = Member::open(now, member_config, recovered.log, index, state).map_err(broken)?;
+    Ok(Opened { member, index_file, log_files })
+}
+
+fn read_log(recovery: &mut Recovery, log_files: &LogFiles) {
+    let mut buffer = Vec::new();
+    let mut open: Option<((u16, u64), io::Result<File>)> = None;
+    while let Some(read) = recovery.poll_read() {
+        let name = (read.shard, read.segment);
+        if open.as_ref().is_none_or(|(opened, _)| *opened != name) {
+            open = Some((name, File::open(log_files.path(read.shard, read.segment))));
+        }
+        buffer.resize(read.len, 0);
+        let outcome = match &open {
+            Some((_, Ok(file))) => file.read_exact_at(&mut buffer, read.offset),
+            Some((_, Err(error))) => Err(error.kind().into()),
+            None => Err(io::ErrorKind::NotFound.into()),
+        };
+        match outcome {
+            Ok(()) => recovery.handle_read(read, Ok(&buffer)),
+            Err(error) => recovery.handle_read(read, Err(log_error(error))),
+        }
+    }
+}
+
+fn map(index_file: &IndexFile) -> Result<Arc<dyn PageFile>, StartError> {
+    let failed = |source| failed("mapping", index_file.path(), source);
+    let file = index_file.file().try_clone().map_err(failed)?;
+    let mapped = MappedFile::new(file, limits::RESERVE_BYTES).map_err(failed)?;
+    Ok(Arc::new(mapped))
+}
+
+fn failed(action: &'static str, path: &std::path::Path, source: io::Error) -> StartError {
+    StartError::File { action, path: path.display().to_string(), source }
+}
+
+fn member_config(config: &Config) -> Result<MemberConfig, StartError> {
+    let member_id = config.cluster.local().id;
+    if config.cluster.members.len() > 1 {
+        return Err(StartError::Setting(
+            "--initial-cluster names several members; Garboard runs a single one for now: name this member alone"
+                .to_owned(),
+        ));
+    }
+    let random = random_id()?.to_le_bytes();
+    let (boot, seed) = random.split_at(8);
+    let number = |bytes: &[u8]| bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
+    Ok(MemberConfig {
+        keyspace: KeyspaceId(0),
+        member_id,
+        boot: number(boot),
+        initial_members: Membership::single(member_id),
+        election_timeout: config.election_timeout,
+        heartbeat_interval: config.heartbeat_interval,
+        seed: number(seed),
+        quota_bytes: config.quota_bytes.map_or(-1, |bytes| i64::try_from(bytes).unwrap_or(i64::MAX)),
+        auto_compaction: match config.auto_compaction {
+            config::AutoCompaction::Off => AutoCompaction::Off,
+            config::AutoCompaction::Periodic(period) => AutoCompaction::Periodic(period),
+            config::AutoCompaction::Revision(count) => AutoCompaction::Revision(count),
+        },
+        ..MemberConfig::single(member_id)
+    })
+}
+
+fn random_id() -> Result<u128, StartError> {
+    let mut bytes = [0; 16];
+    let mut filled = 0;
+    while filled < bytes.len() {
+        let got = rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty())
+            .map_err(|error| StartError::Machine(format!("the kernel gives no random bytes: {error}")))?;
+        filled += got;
+    }
+    Ok(u128::from_le_bytes(bytes))
+}
