@@ -27,7 +27,7 @@ enum Command {
         flags: Vec<String>,
     },
     /// Measure load and latency of any etcd endpoint.
-    Bench(BenchArgs),
+    Bench(Box<BenchArgs>),
 }
 
 fn main() -> ExitCode {
@@ -38,13 +38,13 @@ fn main() -> ExitCode {
     }
     match Arguments::parse().command {
         Command::Serve { flags } => serve(Personality::Garboard, flags),
-        Command::Bench(arguments) => garboard_bench::run(arguments),
+        Command::Bench(arguments) => garboard_bench::run(*arguments),
     }
 }
 
 fn serve(personality: Personality, flags: Vec<String>) -> ExitCode {
-    let variables = std::env::vars_os()
-        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    let variables =
+        std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
     let (config, warnings) = match config::parse(personality, flags, variables) {
         Ok(Invocation::Serve { config, warnings }) => (config, warnings),
         Ok(Invocation::Print(text)) => {

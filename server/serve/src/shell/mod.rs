@@ -133,6 +133,7 @@ impl Server {
         let ring_memory = RING_MEMORY_BYTES / cpus.len();
         let (opened, reader) = mpsc::channel();
         let (shared, loads, started) = (self.shared.clone(), self.loads.clone(), self.started);
+        let progress_interval = self.config.watch_progress_interval;
         let home = builder(cpus[0], ring_memory)
             .spawn(move || home_core(self, home_ends, listeners, opened))
             .map_err(|error| StartError::Machine(format!("starting the home core: {error}")))?;
@@ -140,7 +141,7 @@ impl Server {
             for (position, (cpu, ends)) in cpus.iter().skip(1).zip(core_ends).enumerate() {
                 let (shared, loads, reader) = (shared.clone(), loads.clone(), reader.clone());
                 let core = builder(*cpu, ring_memory)
-                    .spawn(move || other_core(position + 1, shared, loads, started, reader, ends))
+                    .spawn(move || other_core(position + 1, shared, loads, started, reader, progress_interval, ends))
                     .map_err(|error| StartError::Machine(format!("starting core {cpu}: {error}")))?;
                 // It serves until the process ends.
                 drop(core);
@@ -197,6 +198,7 @@ async fn home_core(
         })
         .detach();
     }
+    core.watches().set_progress_interval(config.watch_progress_interval);
     core_tasks(&core, &loads, 0);
     let home = Home {
         member: member.member,
@@ -213,7 +215,7 @@ async fn home_core(
         for listener in listeners {
             let (core, loads, outgoing) = (core.clone(), loads.clone(), outgoing.clone());
             glommio::spawn_local(net::accept(listener, loads.clone(), move |index, connection| match index {
-                0 => glommio::spawn_local(net::serve(core.clone(), connection, loads.clone(), 0)).detach().ignore(),
+                0 => drop(glommio::spawn_local(net::serve(core.clone(), connection, loads.clone(), 0)).detach()),
                 other => outgoing[other].push(ToCore::Connection(connection)),
             }))
             .detach();
@@ -226,25 +228,19 @@ async fn home_core(
     .await
 }
 
-trait Ignore {
-    fn ignore(self);
-}
-
-impl<T> Ignore for T {
-    fn ignore(self) {}
-}
-
 async fn other_core(
     index: usize,
     shared: Arc<Shared>,
     loads: Arc<Vec<CoreLoad>>,
     started: Instant,
     reader: Reader,
+    progress_interval: Duration,
     (to_home, from_home): CoreEnds,
 ) {
     let edge = Rc::new(GlommioEdge::new(started));
     let number = u16::try_from(index).unwrap_or(u16::MAX);
     let core = Core::new(number, shared, edge, reader);
+    core.watches().set_progress_interval(progress_interval);
     core_tasks(&core, &loads, index);
     let sender = core.clone();
     glommio::spawn_local(async move {
@@ -267,7 +263,7 @@ async fn other_core(
             }
             ToCore::Events(events) => core.handle_events(&events),
             ToCore::Connection(connection) => {
-                glommio::spawn_local(net::serve(core.clone(), connection, loads.clone(), index)).detach().ignore();
+                glommio::spawn_local(net::serve(core.clone(), connection, loads.clone(), index)).detach();
             }
         }
     }
