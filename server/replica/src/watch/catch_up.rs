@@ -6,10 +6,11 @@ use garboard_storage::{Paged, View};
 
 use super::blocks::{Block, Builder};
 use super::hub::WatchHub;
+use super::index::MatchIndex;
 use super::limits::DIRECT_MATCH_WATCHERS;
 use super::response::WatchResponse;
 use super::slab::Key;
-use super::state::{Position, StreamId, Watcher};
+use super::state::{Position, StreamId};
 
 impl WatchHub {
     /// Brings the stream's lagging watchers one step further: the one furthest behind, and all others that the same
@@ -88,30 +89,25 @@ impl WatchHub {
         let takers: Vec<Key> = behind.filter(|(cursor, _)| *cursor >= first).map(|(_, key)| *key).collect();
         // Room for the run may have been made at the cost of the very watcher it was read for, if it had more pending:
         // then that watcher stands before the run again, and takes what it lost first.
+        // The hub's index would show every other stream's watchers too.
+        let mut takers_by_key = MatchIndex::new();
+        for &key in takers.iter().filter(|_| takers.len() > DIRECT_MATCH_WATCHERS) {
+            takers_by_key.insert(&self.watchers.get(key).expect("a lagging watcher exists").keys, key);
+        }
         for block in run {
             for (index, event) in block.batch.events.iter().enumerate() {
-                let revision = event.revision.main;
-                let takes = |watcher: &Watcher| {
-                    let behind = |cursor| (first..=revision).contains(&cursor);
-                    let lags = matches!(watcher.position, Position::Lagging { cursor } if behind(cursor));
-                    lags && watcher.stream == id && watcher.admits(event)
-                };
-                if takers.len() <= DIRECT_MATCH_WATCHERS {
-                    for &key in &takers {
-                        let watcher = self.watchers.get_mut(key).expect("a lagging watcher exists");
-                        if takes(watcher) && watcher.keys.contains(&event.kv.key) {
-                            watcher.offer(key, stream, block, index);
-                        }
-                    }
-                    continue;
-                }
-                let watchers = &mut self.watchers;
-                self.index.find(&event.kv.key, &mut |key| {
-                    let watcher = watchers.get_mut(key).expect("the index names watchers that exist");
-                    if takes(watcher) {
+                let mut offer = |key: Key| {
+                    let watcher = self.watchers.get_mut(key).expect("a lagging watcher exists");
+                    let Position::Lagging { cursor } = watcher.position else { unreachable!("it lags") };
+                    if cursor <= event.revision.main && watcher.admits(event) && watcher.keys.contains(&event.kv.key) {
                         watcher.offer(key, stream, block, index);
                     }
-                });
+                };
+                if takers.len() <= DIRECT_MATCH_WATCHERS {
+                    takers.iter().for_each(|key| offer(*key));
+                } else {
+                    takers_by_key.find(&event.kv.key, &mut offer);
+                }
             }
         }
         for key in takers {

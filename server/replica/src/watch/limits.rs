@@ -44,7 +44,7 @@ pub const PROGRESS_INTERVAL_MIN: Duration = Duration::from_millis(100);
 /// A response's fields beside its events, at their largest: the header's four numbers, the watch's id and the flags.
 pub const RESPONSE_FRAME_BYTES: u64 = 80;
 
-/// With few lagging watchers each is held against each event; with more the hub's index finds them.
+/// With few lagging watchers each is held against each event; with more an index made for the step finds them.
 pub const DIRECT_MATCH_WATCHERS: usize = 8;
 
 const _: () = assert!(RESPONSE_BYTES <= STREAM_PENDING_BYTES);
