@@ -11,12 +11,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let descriptors = protox::compile(files, ["proto"])?;
     let out_dir = PathBuf::from(std::env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
     std::fs::write(out_dir.join("descriptors.bin"), descriptors.encode_to_vec())?;
-    tonic_prost_build::configure()
-        .build_client(false)
-        .build_server(false)
-        .build_transport(false)
-        .bytes(".")
-        .emit_rerun_if_changed(false)
-        .compile_fds(descriptors)?;
+    prost_build::Config::new().bytes(["."]).enable_type_names().compile_fds(descriptors)?;
     Ok(())
 }

@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod lenient;
 pub mod size;
 
 /// Compiled descriptors of every message and service here, for reflection and the JSON mapping.

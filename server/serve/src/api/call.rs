@@ -4,14 +4,14 @@ use std::future::Future;
 
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
+use garboard_proto::lenient::decode;
 use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{HeaderMap, Response};
 use http_body::Body;
-use prost::Message;
+use prost::{Message, Name};
 use tonic::Status;
 
-use super::decode::{DecodeFailure, decode};
-use super::errors::Refusal;
+use super::errors::{Refusal, undecodable_in_stream, undecodable_in_unary};
 use super::frames::{Encoding, GrpcBody, MessageReader, frame};
 
 /// What gRPC adds to a request of the largest size that etcd lets it have.
@@ -55,7 +55,7 @@ where
     /// Answers a call of one request and one response.
     pub async fn unary<Q, R, F>(self, serve: impl FnOnce(Q) -> F) -> Response<GrpcBody>
     where
-        Q: Message + Default,
+        Q: Message + Name + Default,
         R: Message,
         F: Future<Output = Result<R, Status>>,
     {
@@ -69,7 +69,7 @@ where
     /// Answers a call of one request with frames made by the caller, whole or as a stream.
     pub async fn unary_framed<Q, F>(self, serve: impl FnOnce(Q) -> F) -> Response<GrpcBody>
     where
-        Q: Message + Default,
+        Q: Message + Name + Default,
         F: Future<Output = Result<GrpcBody, Status>>,
     {
         let answer = async { serve(self.only_request().await?).await };
@@ -82,13 +82,13 @@ where
     /// Answers a call of one request and a stream of responses.
     pub async fn server_streaming<Q, S>(mut self, serve: impl FnOnce(Q) -> S) -> Response<GrpcBody>
     where
-        Q: Message + Default,
+        Q: Message + Name + Default,
         S: Stream<Item = Result<Bytes, Status>> + 'static,
     {
         let request = async {
             let missing = "cardinality violation: received no request message from non-client-streaming RPC";
             let message = self.reader.next().await?.ok_or_else(|| Status::internal(missing))?;
-            decode(message).map_err(DecodeFailure::in_stream)
+            decode(message).map_err(undecodable_in_stream)
         };
         match request.await {
             Ok(request) => respond(GrpcBody::Stream(serve(request).boxed_local())),
@@ -97,13 +97,13 @@ where
     }
 
     /// The messages of a call whose client goes on sending.
-    pub fn into_requests<Q: Message + Default>(self) -> Requests<B, Q> {
+    pub fn into_requests<Q: Message + Name + Default>(self) -> Requests<B, Q> {
         Requests { reader: self.reader, kind: std::marker::PhantomData }
     }
 
-    async fn only_request<Q: Message + Default>(mut self) -> Result<Q, Status> {
+    async fn only_request<Q: Message + Name + Default>(mut self) -> Result<Q, Status> {
         let message = self.reader.next().await?.ok_or_else(|| Status::unknown("EOF"))?;
-        let request = decode(message).map_err(DecodeFailure::in_unary)?;
+        let request = decode(message).map_err(undecodable_in_unary)?;
         // The client closes its side after the one message; a body that is not read to its end would reset the stream.
         if !self.reader.is_at_end() {
             self.reader.next().await?;
@@ -122,7 +122,7 @@ pub struct Requests<B, Q> {
 impl<B, Q> Requests<B, Q>
 where
     B: Body<Data = Bytes> + Unpin,
-    Q: Message + Default,
+    Q: Message + Name + Default,
 {
     /// The next message; nothing once the client has closed its side. Dropping the future loses nothing.
     ///
@@ -130,7 +130,7 @@ where
     /// When a message is too long, is none of this kind, or the client is gone.
     pub async fn next(&mut self) -> Result<Option<Q>, Status> {
         match self.reader.next().await? {
-            Some(message) => decode(message).map(Some).map_err(DecodeFailure::in_stream),
+            Some(message) => decode(message).map(Some).map_err(undecodable_in_stream),
             None => Ok(None),
         }
     }

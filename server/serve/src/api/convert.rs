@@ -246,3 +246,169 @@ pub fn delete_range_response(
     let prev_kvs = previous.into_iter().map(key_value).collect();
     pb::DeleteRangeResponse { header: Some(header), deleted, prev_kvs }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(text: &'static str) -> Bytes {
+        Bytes::from_static(text.as_bytes())
+    }
+
+    fn wire_range(key: &'static str) -> pb::RangeRequest {
+        pb::RangeRequest { key: bytes(key), ..Default::default() }
+    }
+
+    fn wire_put(key: &'static str) -> pb::RequestOp {
+        let put = pb::PutRequest { key: bytes(key), ..Default::default() };
+        pb::RequestOp { request: Some(WireOperation::RequestPut(put)) }
+    }
+
+    fn wire_nested(txn: pb::TxnRequest) -> pb::RequestOp {
+        pb::RequestOp { request: Some(WireOperation::RequestTxn(txn)) }
+    }
+
+    fn success(operations: Vec<pb::RequestOp>) -> pb::TxnRequest {
+        pb::TxnRequest { success: operations, ..Default::default() }
+    }
+
+    fn refused(request: pb::TxnRequest) -> Error {
+        txn(request, 3).expect_err("should be refused")
+    }
+
+    #[test]
+    fn key_and_range_end_name_a_set_of_keys() {
+        for (key, range_end, keys) in [
+            ("a", "", KeyRange::Point(bytes("a"))),
+            ("a", "b", KeyRange::Span { start: bytes("a"), end: bytes("b") }),
+            ("b", "a", KeyRange::Span { start: bytes("b"), end: bytes("a") }),
+            ("a", "\0", KeyRange::FromKey(bytes("a"))),
+            ("\0", "\0", KeyRange::All),
+            ("\0", "", KeyRange::Point(bytes("\0"))),
+            ("\0\0", "\0", KeyRange::FromKey(bytes("\0\0"))),
+            ("a", "\0\0", KeyRange::Span { start: bytes("a"), end: bytes("\0\0") }),
+        ] {
+            let request = pb::RangeRequest { range_end: bytes(range_end), ..wire_range(key) };
+            assert_eq!(range(request).unwrap().keys, keys, "{key:?} to {range_end:?}");
+            assert_eq!(watch_keys(bytes(key), bytes(range_end)), keys);
+        }
+        assert_eq!(watch_keys(bytes(""), bytes("")), KeyRange::Point(bytes("\0")));
+        assert_eq!(watch_keys(bytes(""), bytes("\0")), KeyRange::All);
+    }
+
+    #[test]
+    fn ranges_are_checked_for_their_key_before_their_order() {
+        assert_eq!(range(pb::RangeRequest { sort_order: 9, ..wire_range("") }), Err(Error::EmptyKey));
+        for (order, target) in [(3, 0), (-1, 0), (0, 5), (0, -1)] {
+            let request = pb::RangeRequest { sort_order: order, sort_target: target, ..wire_range("a") };
+            assert_eq!(range(request), Err(Error::InvalidSortOption), "{order} and {target}");
+        }
+        let request = pb::RangeRequest { sort_order: 2, sort_target: 4, limit: -1, revision: 7, ..wire_range("a") };
+        let range = range(request).unwrap();
+        assert_eq!((range.order, range.target), (SortOrder::Descend, SortTarget::Value));
+        assert_eq!((range.limit, range.revision), (-1, 7));
+    }
+
+    #[test]
+    fn range_streams_come_in_key_order_and_unfiltered() {
+        let check = |request: pb::RangeRequest| check_range_stream(&range(request).unwrap());
+        assert_eq!(check(wire_range("a")), Ok(()));
+        assert_eq!(check(pb::RangeRequest { sort_order: 1, ..wire_range("a") }), Ok(()));
+        for (order, target) in [(2, 0), (0, 3), (1, 1)] {
+            let request = pb::RangeRequest { sort_order: order, sort_target: target, ..wire_range("a") };
+            assert_eq!(check(request), Err(Refusal::RangeStreamSorted));
+        }
+        let filtered = pb::RangeRequest { max_create_revision: 1, ..wire_range("a") };
+        assert_eq!(check(filtered.clone()), Err(Refusal::RangeStreamFiltered));
+        // The order is looked at first.
+        assert_eq!(check(pb::RangeRequest { sort_order: 2, ..filtered }), Err(Refusal::RangeStreamSorted));
+    }
+
+    #[test]
+    fn transactions_are_checked_in_etcds_order() {
+        let nameless = pb::Compare::default();
+        let named = pb::Compare { key: bytes("a"), ..Default::default() };
+        let badly_sorted = pb::RangeRequest { sort_order: 9, ..wire_range("a") };
+        let badly_sorted = pb::RequestOp { request: Some(WireOperation::RequestRange(badly_sorted)) };
+        // The number of operations, before anything about them.
+        let many = pb::TxnRequest { compare: vec![nameless.clone(); 4], ..Default::default() };
+        assert_eq!(refused(many), Error::TooManyOperations);
+        // Conditions before operations.
+        let condition = pb::TxnRequest { compare: vec![named, nameless], ..success(vec![badly_sorted.clone()]) };
+        assert_eq!(refused(condition), Error::EmptyKey);
+        // Operations in their order, whatever is wrong with them.
+        assert_eq!(refused(success(vec![badly_sorted.clone(), wire_put("")])), Error::InvalidSortOption);
+        assert_eq!(refused(success(vec![wire_put(""), badly_sorted.clone()])), Error::EmptyKey);
+        assert_eq!(refused(success(vec![pb::RequestOp::default(), wire_put("")])), Error::KeyNotFound);
+        // One branch before the other, and duplicates last of all.
+        let both = pb::TxnRequest { failure: vec![wire_put("")], ..success(vec![badly_sorted]) };
+        assert_eq!(refused(both), Error::InvalidSortOption);
+        let twice = pb::TxnRequest { failure: vec![wire_put("")], ..success(vec![wire_put("a"), wire_put("a")]) };
+        assert_eq!(refused(twice), Error::EmptyKey);
+        assert_eq!(refused(success(vec![wire_put("a"), wire_put("a")])), Error::DuplicateKey);
+    }
+
+    #[test]
+    fn transactions_within_have_what_those_around_them_leave() {
+        let inner = |count: usize| wire_nested(success(vec![wire_nested(pb::TxnRequest::default()); count]));
+        assert!(txn(success(vec![inner(2)]), 3).is_ok());
+        assert_eq!(refused(success(vec![inner(3)])), Error::TooManyOperations);
+    }
+
+    #[test]
+    fn an_operand_of_another_kind_stands_for_zero() {
+        let convert = |target: i32, operand: Option<TargetUnion>| {
+            compare(pb::Compare { target, key: bytes("a"), target_union: operand, ..Default::default() })
+                .unwrap()
+                .target
+        };
+        let operand = Some(TargetUnion::Lease(5));
+        assert_eq!(convert(0, operand.clone()), CompareTarget::Version(0));
+        assert_eq!(convert(1, operand.clone()), CompareTarget::Create(0));
+        assert_eq!(convert(2, operand.clone()), CompareTarget::Mod(0));
+        assert_eq!(convert(3, operand.clone()), CompareTarget::Value(Bytes::new()));
+        assert_eq!(convert(4, operand), CompareTarget::Lease(5));
+        assert_eq!(convert(2, None), CompareTarget::Mod(0));
+    }
+
+    #[test]
+    fn conditions_of_unknown_kinds_hold_as_they_do_in_etcd() {
+        let convert = |result: i32, target: i32| {
+            let compare = compare(pb::Compare { result, target, key: bytes("a"), ..Default::default() }).unwrap();
+            (compare.operator, compare.target)
+        };
+        let always = (CompareOperator::Greater, CompareTarget::Version(-1));
+        let never = (CompareOperator::Less, CompareTarget::Version(0));
+        let exists = (CompareOperator::Greater, CompareTarget::Version(0));
+        assert_eq!(convert(9, 0), always);
+        assert_eq!(convert(9, 3), exists);
+        assert_eq!(convert(9, 9), always);
+        assert_eq!(convert(0, 9), always);
+        for operator in 1..=3 {
+            assert_eq!(convert(operator, 9), never);
+        }
+        assert_eq!(convert(3, 1), (CompareOperator::NotEqual, CompareTarget::Create(0)));
+    }
+
+    #[test]
+    fn headers_within_a_transaction_have_a_revision_and_those_of_one_within_it_nothing() {
+        let pair = KeyValue { key: bytes("k"), value: bytes("v"), mod_revision: 4, ..Default::default() };
+        let inner = TxnResult { succeeded: true, responses: vec![OperationResult::Put(5, Some(pair))] };
+        let result = TxnResult {
+            succeeded: false,
+            responses: vec![OperationResult::DeleteRange(5, 2, vec![]), OperationResult::Txn(inner)],
+        };
+        let response = txn_response(pb::ResponseHeader { member_id: 1, ..Default::default() }, result);
+        assert_eq!(response.header.unwrap().member_id, 1);
+        let revision_only = |revision| Some(pb::ResponseHeader { revision, ..Default::default() });
+        let Some(WireResponse::ResponseDeleteRange(deleted)) = &response.responses[0].response else {
+            panic!("deleted")
+        };
+        assert_eq!((deleted.header, deleted.deleted), (revision_only(5), 2));
+        let Some(WireResponse::ResponseTxn(nested)) = &response.responses[1].response else { panic!("nested") };
+        assert_eq!((nested.header, nested.succeeded), (Some(pb::ResponseHeader::default()), true));
+        let Some(WireResponse::ResponsePut(put)) = &nested.responses[0].response else { panic!("put") };
+        assert_eq!(put.header, revision_only(5));
+        assert_eq!(put.prev_kv.as_ref().map(|pair| pair.mod_revision), Some(4));
+    }
+}

@@ -2,6 +2,7 @@
 //!
 //! Clients tell refusals apart by their text, so each is exactly etcd's.
 
+use garboard_proto::lenient::DecodeFailure;
 use garboard_replica::Error;
 use tonic::{Code, Status};
 
@@ -53,6 +54,23 @@ impl From<Refusal> for Status {
 /// The status of a domain error.
 pub fn status(error: Error) -> Status {
     Refusal::Replica(error).into()
+}
+
+/// The status of a request that does not decode, in a call of one request and one response.
+pub fn undecodable_in_unary(failure: DecodeFailure) -> Status {
+    Status::internal(format!("grpc: error unmarshalling request: {}", decode_text(failure)))
+}
+
+/// The status of a request that does not decode, in a call with a stream on either side.
+pub fn undecodable_in_stream(failure: DecodeFailure) -> Status {
+    Status::internal(format!("grpc: failed to unmarshal the received message: {}", decode_text(failure)))
+}
+
+fn decode_text(failure: DecodeFailure) -> &'static str {
+    match failure {
+        DecodeFailure::WireFormat => "proto: cannot parse invalid wire-format data",
+        DecodeFailure::Utf8 => "string field contains invalid UTF-8",
+    }
 }
 
 /// The code and text of each of the domain's reasons.

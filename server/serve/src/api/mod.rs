@@ -8,7 +8,6 @@ mod call;
 mod cluster;
 mod context;
 pub mod convert;
-mod decode;
 pub mod errors;
 pub mod frames;
 mod health;
