@@ -4,7 +4,7 @@ use crate::map::PageBytes;
 use crate::page::{self, CAPACITY, CELL_SIZE_MAX, Child, Extent, KEY_HEAD_SIZE, KEY_INLINE_MAX, Kind, NewCell};
 use crate::pins::TreeRoot;
 use crate::store::Store;
-use crate::tree::{self, Counted, Path, page_weight};
+use crate::tree::{Counted, Path, page_weight};
 use crate::types::{PageId, Paged};
 
 /// A page that uses less than this is merged with a neighbour, if both fit comfortably.
@@ -26,13 +26,13 @@ struct KeyParts<'a> {
 }
 
 impl Edit<'_> {
-    /// Sets the value of a key: `head` stays in the cell, `body` too if it fits, or else it goes to an extent.
-    pub(crate) fn upsert(&mut self, key: &[u8], head: &[u8], body: &[&[u8]]) -> Paged<()> {
-        let mut path = tree::seek(self.store.pages(), self.tree, key)?;
+    /// Sets the value of the key that was sought with `path`: `head` stays in the cell, `body` too if it fits, or else
+    /// it goes to an extent.
+    pub(crate) fn upsert(&mut self, mut path: Path, key: &[u8], head: &[u8], body: &[&[u8]]) {
         if path.leaf().is_none() {
             let leaf = self.store.make_page(Kind::Leaf, 0);
             *self.tree = TreeRoot { page: leaf.number, height: 1, birth: leaf.birth, count: 0 };
-            path = tree::seek(self.store.pages(), self.tree, key)?;
+            path = Path::at(leaf, 0);
         }
         self.make_path_writable(&mut path);
         let step = path.leaf().expect("the tree has a leaf");
@@ -59,7 +59,7 @@ impl Edit<'_> {
             removed = self.counted.weight(old.value);
             if inline_body && page::replace_value(self.store.page_mut(step.page), step.slot, value) {
                 self.add_to_counts(&path, weight, removed);
-                return Ok(());
+                return;
             }
             page::remove(self.store.page_mut(step.page), step.slot);
             kept_key = old_key;
@@ -75,7 +75,6 @@ impl Edit<'_> {
         let value_extent = (!inline_body).then(|| self.store.make_extent(body));
         let cell = NewCell { head: parts.inline, tail: &[], key_extent: parts.extent, value, value_extent };
         self.insert(&mut path, step.slot, &cell);
-        Ok(())
     }
 
     /// Removes the entry at an exact position.

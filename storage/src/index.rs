@@ -15,7 +15,7 @@ use crate::pages::{Pages, offset_of};
 use crate::pins::{Pins, Root};
 use crate::space::{META_SLOTS, Space};
 use crate::store::{Shared, Store};
-use crate::tree::{self, Counted};
+use crate::tree::{self, Counted, Path};
 use crate::types::*;
 use crate::view::{Reader, View};
 use bytes::Bytes;
@@ -32,6 +32,8 @@ pub struct Index {
     /// The working state.
     work: Root,
     published: Root,
+    /// The newest revision written since the index was opened; what is older lies below `work.revision` or at it.
+    newest: Revision,
     /// Whether the working state has changed since it was published.
     touched: bool,
     generation: u64,
@@ -105,6 +107,7 @@ impl Index {
             store: Store::new(shared, space, root.sequence, durable),
             work: Root { sequence: root.sequence + 1, ..root },
             published: root,
+            newest: Revision { main: root.revision, sub: i64::MAX },
             touched: false,
             generation,
             file_bytes,
@@ -155,7 +158,7 @@ impl Index {
     /// Writes a version of `key` at `revision`, which is above every revision used so far.
     pub fn put(&mut self, revision: Revision, key: &[u8], value: &[u8], lease: i64) -> Paged<PutOutcome> {
         assert!(value.len() <= limits::VALUE_BYTES_MAX, "the caller bounds values");
-        let newest = self.newest_for_change(key)?;
+        let (place, newest) = self.newest_for_change(key)?;
         let live = newest.map(|newest| newest.version).filter(|version| !version.deleted);
         let current = Version {
             modified: revision,
@@ -165,49 +168,61 @@ impl Index {
             deleted: false,
             value_len: to_u32(value.len()),
         };
-        self.append(newest, current, key, value)?;
+        self.append(place, newest, current, key, value);
         Ok(PutOutcome { previous: live, current })
     }
 
     /// Writes a tombstone of `key` at `revision` if the key is live; gives the version that was.
     pub fn delete(&mut self, revision: Revision, key: &[u8]) -> Paged<Option<Version>> {
-        let newest = self.newest_for_change(key)?;
+        let (place, newest) = self.newest_for_change(key)?;
         let Some(live) = newest.map(|newest| newest.version).filter(|version| !version.deleted) else {
             return Ok(None);
         };
         let tombstone =
             Version { modified: revision, create_revision: 0, version: 0, lease: 0, deleted: true, value_len: 0 };
-        self.append(newest, tombstone, key, &[])?;
+        self.append(place, newest, tombstone, key, &[]);
         Ok(Some(live))
     }
 
-    fn newest_for_change(&self, key: &[u8]) -> Paged<Option<Newest>> {
-        self.settle(|index| index.prefetch(key))?;
+    /// The newest version of a key and its position in *current*, with all resident that a new version touches.
+    fn newest_for_change(&self, key: &[u8]) -> Paged<(Path, Option<Newest>)> {
+        self.settle(|index| tree::seek_end(index.store.pages(), &index.work.revisions))?;
         self.settle(|index| {
-            let cell = tree::get(index.store.pages(), &index.work.current, key)?;
-            Ok(cell.map(|cell| Newest::decode(cell.value)))
+            let path = tree::seek(index.store.pages(), &index.work.current, key)?;
+            let cell = tree::cell_at(index.store.pages(), &path)?;
+            Ok((path, cell.map(|cell| Newest::decode(cell.value))))
         })
     }
 
     /// Adds a version to both trees.
-    fn append(&mut self, newest: Option<Newest>, version: Version, key: &[u8], value: &[u8]) -> Paged<()> {
+    fn append(&mut self, place: Path, newest: Option<Newest>, version: Version, key: &[u8], value: &[u8]) {
         let (entry, jump) = match &newest {
             Some(newest) => newest.followed_by(version),
             None => (Newest::first(version), None),
         };
         let previous = newest.map(|newest| newest.version.modified);
-        assert!(previous.is_none_or(|previous| previous < version.modified), "revisions rise");
+        assert!(self.newest < version.modified, "revisions rise");
         let mut scratch = std::mem::take(&mut self.scratch);
         scratch.clear();
         let beside = RecordHead::encode(&version, previous, jump, key, &mut scratch);
         let body: &[&[u8]] = if beside { &[value] } else { &[key, value] };
-        self.edit(TreeName::Revisions).upsert(&revision_key(version.modified), &scratch, body)?;
+        let end = tree::seek_end(self.store.pages(), &self.work.revisions);
+        let end = end.expect("the newest page of revisions was made resident");
+        self.edit(TreeName::Revisions).upsert(end, &revision_key(version.modified), &scratch, body);
         scratch.clear();
         entry.encode(&mut scratch);
-        self.edit(TreeName::Current).upsert(key, &scratch, &[])?;
+        self.edit(TreeName::Current).upsert(place, key, &scratch, &[]);
         self.scratch = scratch;
         self.work.revision = version.modified.main;
+        self.newest = version.modified;
         self.touched = true;
+    }
+
+    /// Takes over a revision from another member as it is, in the order of revisions: what a learner is filled with.
+    /// Its pointer to the key's previous revision is made anew.
+    pub fn import(&mut self, record: &Record) -> Paged<()> {
+        let (place, newest) = self.newest_for_change(&record.key)?;
+        self.append(place, newest, record.version(), &record.key, &record.value);
         Ok(())
     }
 
@@ -223,9 +238,10 @@ impl Index {
     /// Writes an entry of the system tree.
     pub fn system_put(&mut self, key: &[u8], value: &[u8]) -> Paged<()> {
         assert!(value.len() <= limits::VALUE_BYTES_MAX, "the caller bounds values");
-        self.settle(|index| index.system_prefetch(key))?;
+        let path = self.settle(|index| tree::seek(index.store.pages(), &index.work.system, key))?;
         self.touched = true;
-        self.edit(TreeName::System).upsert(key, &[], &[value])
+        self.edit(TreeName::System).upsert(path, key, &[], &[value]);
+        Ok(())
     }
 
     /// Removes an entry of the system tree; false when there was none.
@@ -266,7 +282,7 @@ impl Index {
     }
 
     /// Compacts at most `budget` revisions. After [`NeedPage`] it goes on from where it stood. If nothing else waits
-    /// to be published, the step publishes itself.
+    /// to be published, the step publishes itself. While writes must wait for a checkpoint it does nothing.
     pub fn compaction_step(&mut self, budget: usize) -> Paged<CompactionProgress> {
         let alone = !self.touched;
         let progress = self.compact(budget);
@@ -280,7 +296,7 @@ impl Index {
         let target = self.work.compacted;
         let mut key = Vec::new();
         for _ in 0..budget.max(1) {
-            if self.work.finished >= target {
+            if self.work.finished >= target || self.must_wait() {
                 break;
             }
             let mut events = self.view().events(self.work.scanned_to);
@@ -380,14 +396,9 @@ impl Index {
     fn begin_checkpoint(&mut self, anchor: Bytes, conf: Bytes) {
         let sequence = self.published.sequence;
         let images = self.store.space.images(sequence);
-        let store = &mut self.store;
-        let pages: Vec<u32> = store.dirty.iter().filter(|&page| store.space.is_live(page)).collect();
-        for &page in &pages {
-            store.dirty.remove(page);
-            store.unwritten.insert(page);
-        }
-        store.space.begin();
-        let saved_before = std::mem::replace(&mut store.saved_to, sequence);
+        let saved_before = self.store.saved_to;
+        let pages = self.store.begin_checkpoint();
+        self.store.space.begin();
         let meta = Meta {
             generation: self.generation + 1,
             cluster_id: self.config.cluster_id,
@@ -438,17 +449,12 @@ impl Index {
         if outcome == Outcome::Durable {
             self.generation = checkpoint.meta.generation;
             self.store.space.settle(&checkpoint.images);
-            self.store.set_durable(checkpoint.meta.root.sequence);
+            self.store.end_checkpoint(checkpoint.meta.root.sequence);
             self.done = Some(checkpoint.done());
             return;
         }
-        for &page in &checkpoint.pages {
-            if self.store.unwritten.contains(page) {
-                self.store.give_up_writing(page);
-            }
-        }
         self.store.space.undo(&checkpoint.images);
-        self.store.saved_to = checkpoint.saved_before;
+        self.store.give_up_checkpoint(&checkpoint.pages, checkpoint.saved_before);
     }
 
     /// A checkpoint that became durable: the log may forget what lies before its anchor.

@@ -27,6 +27,30 @@ impl Remains {
     }
 }
 
+/// Pages of a chunk: how many go back to the free map at a time.
+const CHUNK_PAGES: usize = 1024;
+
+/// A long list of pages that is never moved as a whole.
+#[derive(Clone, Debug, Default)]
+struct Chunks(Vec<Vec<u32>>);
+
+impl Chunks {
+    fn push(&mut self, number: u32) {
+        match self.0.last_mut() {
+            Some(last) if last.len() < CHUNK_PAGES => last.push(number),
+            _ => {
+                let mut chunk = Vec::with_capacity(CHUNK_PAGES);
+                chunk.push(number);
+                self.0.push(chunk);
+            }
+        }
+    }
+
+    fn take_over(&mut self, other: &mut Chunks) {
+        self.0.append(&mut other.0);
+    }
+}
+
 /// What waits for readers or for a checkpoint.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Reclaim {
@@ -34,7 +58,12 @@ pub(crate) struct Reclaim {
     working: Vec<Remains>,
     fresh: Vec<Remains>,
     held: BTreeMap<u64, Vec<Remains>>,
-    unsaved: Vec<(u64, u32)>,
+    /// Pages that the checkpoint under way frees once it is durable.
+    dead_before: Chunks,
+    /// Pages that only a later checkpoint frees.
+    dead_since: Chunks,
+    /// Pages that are free, and go back to the free map a chunk at a time.
+    durable: Chunks,
 }
 
 impl Reclaim {
@@ -74,14 +103,29 @@ impl Reclaim {
         self.fresh = looked_at;
     }
 
-    /// A page that only a crash could lead back to.
-    pub(crate) fn wait_for_checkpoint(&mut self, death: u64, number: u32) {
-        self.unsaved.push((death, number));
+    /// A page that only a crash could lead back to. `saving` is the root of the newest checkpoint started.
+    pub(crate) fn wait_for_checkpoint(&mut self, death: u64, number: u32, saving: u64) {
+        let list = if death <= saving { &mut self.dead_before } else { &mut self.dead_since };
+        list.push(number);
     }
 
-    /// The pages that nothing leads back to, now that the checkpoint of root `durable` is durable.
-    pub(crate) fn drain_durable(&mut self, durable: u64) -> Vec<u32> {
-        let free = self.unsaved.extract_if(.., |&mut (death, _)| death <= durable);
-        free.map(|(_, number)| number).collect()
+    /// A checkpoint starts: once it is durable, nothing leads back to what died so far.
+    pub(crate) fn begin_checkpoint(&mut self) {
+        self.dead_before.take_over(&mut self.dead_since);
+    }
+
+    /// The checkpoint was given up.
+    pub(crate) fn give_up_checkpoint(&mut self) {
+        self.dead_since.take_over(&mut self.dead_before);
+    }
+
+    /// The checkpoint is durable.
+    pub(crate) fn end_checkpoint(&mut self) {
+        self.durable.take_over(&mut self.dead_before);
+    }
+
+    /// Some of the pages that are free now.
+    pub(crate) fn take_durable(&mut self) -> Option<Vec<u32>> {
+        self.durable.0.pop()
     }
 }

@@ -134,6 +134,11 @@ impl Space {
         self.groups.get(group).is_some_and(|group| group.live[word] & mask != 0)
     }
 
+    /// The bits of the pages in use from page `word` × 64 on.
+    pub(crate) fn live_word(&self, word: usize) -> u64 {
+        self.groups.get(word / GROUP_WORDS).map_or(0, |group| group.live[word % GROUP_WORDS])
+    }
+
     pub(crate) fn is_busy(&self, page: u32) -> bool {
         let (group, word, mask) = bit(page);
         self.groups.get(group).is_some_and(|group| group.busy[word] & mask != 0)

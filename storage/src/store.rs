@@ -57,12 +57,27 @@ impl PageSet {
         self.len
     }
 
+    /// Moves the pages whose bits `chosen` gives for each word to `other`, which is empty.
+    fn move_to(&mut self, other: &mut PageSet, chosen: impl Fn(usize) -> u64) {
+        other.words.resize(self.words.len(), 0);
+        for (i, word) in self.words.iter_mut().enumerate().filter(|(_, word)| **word != 0) {
+            other.words[i] = *word & chosen(i);
+            *word ^= other.words[i];
+            other.len += other.words[i].count_ones();
+        }
+        self.len -= other.len;
+    }
+
     /// The pages in order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = u32> {
         let words = self.words.iter().enumerate().filter(|&(_, &word)| word != 0);
         words.flat_map(|(i, &word)| {
-            let base = to_u32(i * 64);
-            (0..64).filter(move |bit| word >> bit & 1 != 0).map(move |bit| base + bit)
+            let mut rest = word;
+            std::iter::from_fn(move || {
+                let bit = rest.trailing_zeros();
+                rest &= rest.wrapping_sub(1);
+                (bit < 64).then(|| to_u32(i * 64) + bit)
+            })
         })
     }
 }
@@ -144,7 +159,7 @@ impl Store {
 
     /// A new, empty page of cells.
     pub(crate) fn make_page(&mut self, kind: Kind, level: u8) -> PageId {
-        let id = PageId { number: self.space.take_page(), birth: self.sequence };
+        let id = PageId { number: self.take_page(), birth: self.sequence };
         page::format(self.house(id.number), kind, level, id);
         id
     }
@@ -154,7 +169,7 @@ impl Store {
         if id.birth == self.sequence {
             return id;
         }
-        let copy = PageId { number: self.space.take_page(), birth: self.sequence };
+        let copy = PageId { number: self.take_page(), birth: self.sequence };
         let arena = &self.shared.pages.arena;
         let frame = self.frames.take(arena);
         let target = self.frames.write(arena, frame);
@@ -182,7 +197,7 @@ impl Store {
     pub(crate) fn make_extent(&mut self, parts: &[&[u8]]) -> Extent {
         let len = to_u32(parts.iter().map(|part| part.len()).sum());
         let count = extent_pages(len);
-        let first = PageId { number: self.space.take_run(count), birth: self.sequence };
+        let first = PageId { number: self.take_run(count), birth: self.sequence };
         let mut parts = parts.iter().copied();
         let mut part = parts.next().unwrap_or_default();
         for index in 0..count {
@@ -222,6 +237,7 @@ impl Store {
         self.sequence += 1;
         self.reclaim.publish();
         self.reclaim();
+        self.release_some();
     }
 
     /// Frees what no reader reaches any more.
@@ -250,7 +266,7 @@ impl Store {
         if !saved || death <= self.durable {
             self.space.release(number);
         } else {
-            self.reclaim.wait_for_checkpoint(death, number);
+            self.reclaim.wait_for_checkpoint(death, number, self.saved_to);
         }
     }
 
@@ -289,22 +305,56 @@ impl Store {
         }
     }
 
-    /// The checkpoint under way was given up before it wrote this page.
-    pub(crate) fn give_up_writing(&mut self, number: u32) {
-        self.unwritten.remove(number);
-        if self.abandoned.remove(&number) {
-            self.free_page(number);
-        } else {
-            self.dirty.insert(number);
+    /// A checkpoint of the newest root starts: gives the pages that it writes, in order.
+    pub(crate) fn begin_checkpoint(&mut self) -> Vec<u32> {
+        self.saved_to = self.sequence - 1;
+        self.reclaim.begin_checkpoint();
+        assert!(self.unwritten.len() == 0, "one checkpoint at a time");
+        self.dirty.move_to(&mut self.unwritten, |word| self.space.live_word(word));
+        self.unwritten.iter().collect()
+    }
+
+    /// The checkpoint under way was given up before it wrote anything; `saved_to` is that of the one before.
+    pub(crate) fn give_up_checkpoint(&mut self, pages: &[u32], saved_to: u64) {
+        for &number in pages {
+            if self.unwritten.contains(number) {
+                self.unwritten.remove(number);
+                if self.abandoned.remove(&number) {
+                    self.free_page(number);
+                } else {
+                    self.dirty.insert(number);
+                }
+            }
         }
+        self.saved_to = saved_to;
+        self.reclaim.give_up_checkpoint();
     }
 
     /// The checkpoint of root `durable` is durable.
-    pub(crate) fn set_durable(&mut self, durable: u64) {
+    pub(crate) fn end_checkpoint(&mut self, durable: u64) {
         self.durable = durable;
-        for number in self.reclaim.drain_durable(durable) {
+        self.reclaim.end_checkpoint();
+    }
+
+    /// Gives some of the pages that a durable checkpoint freed back to the free map; false when there are none.
+    fn release_some(&mut self) -> bool {
+        let chunk = self.reclaim.take_durable();
+        for &number in chunk.iter().flatten() {
             self.space.release(number);
         }
+        chunk.is_some()
+    }
+
+    fn take_page(&mut self) -> u32 {
+        if self.space.free_count() == 0 {
+            self.release_some();
+        }
+        self.space.take_page()
+    }
+
+    fn take_run(&mut self, count: u32) -> u32 {
+        while self.space.free_count() < count && self.release_some() {}
+        self.space.take_run(count)
     }
 }
 

@@ -10,7 +10,7 @@ use crate::types::{PageId, Paged};
 use std::cmp::Ordering;
 
 /// The tallest tree. Branches have at least four children when they are split, so that no file can hold a taller one.
-pub(crate) const HEIGHT_MAX: usize = 16;
+pub(crate) const HEIGHT_MAX: usize = 12;
 
 /// Which entries a tree counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,6 +50,13 @@ impl Path {
     pub(crate) const EMPTY: Path =
         Path { steps: [Step { page: PageId { number: 0, birth: 0 }, slot: 0 }; HEIGHT_MAX], len: 0, exact: false };
 
+    /// A position in a tree of one page.
+    pub(crate) fn at(page: PageId, slot: usize) -> Path {
+        let mut path = Path::EMPTY;
+        path.push(page, slot);
+        path
+    }
+
     pub(crate) fn steps(&self) -> &[Step] {
         &self.steps[..self.len]
     }
@@ -68,10 +75,22 @@ impl Path {
     }
 }
 
-/// How `rest`, a key without the page's prefix, compares with the key of a cell.
+/// The first eight bytes, in the order of keys.
 #[inline]
-fn compare(pages: &Pages, page: &PageBytes, slot: usize, rest: &[u8]) -> Paged<Ordering> {
+fn first_eight(bytes: &[u8]) -> Option<u64> {
+    bytes.first_chunk().map(|first| u64::from_be_bytes(*first))
+}
+
+/// How `rest`, a key without the page's prefix, compares with the key of a cell. `rest_first` is its first eight bytes,
+/// which decide most comparisons.
+#[inline]
+fn compare(pages: &Pages, page: &PageBytes, slot: usize, rest: &[u8], rest_first: Option<u64>) -> Paged<Ordering> {
     let (suffix, continued) = page::suffix(page, slot);
+    if let (Some(a), Some(b)) = (rest_first, first_eight(suffix))
+        && a != b
+    {
+        return Ok(a.cmp(&b));
+    }
     if !continued {
         return Ok(rest.cmp(suffix));
     }
@@ -99,16 +118,17 @@ fn search_branch(pages: &Pages, page: &PageBytes, key: &[u8]) -> Paged<usize> {
 fn search_from(pages: &Pages, page: &PageBytes, first: usize, key: &[u8]) -> Paged<(usize, bool)> {
     let count = page::slot_count(page);
     let prefix = page::prefix(page);
-    let shared = common_prefix(prefix, key);
-    if shared < prefix.len() {
+    if !key.starts_with(prefix) {
+        let shared = common_prefix(prefix, key);
         let below = shared == key.len() || key[shared] < prefix[shared];
         return Ok((if below { first } else { count.max(first) }, false));
     }
     let rest = &key[prefix.len()..];
+    let rest_first = first_eight(rest);
     let (mut low, mut high) = (first, count.max(first));
     while low < high {
         let middle = usize::midpoint(low, high);
-        match compare(pages, page, middle, rest)? {
+        match compare(pages, page, middle, rest, rest_first)? {
             Ordering::Greater => low = middle + 1,
             Ordering::Less => high = middle,
             Ordering::Equal => return Ok((middle, true)),
@@ -146,6 +166,14 @@ pub(crate) fn seek_end(pages: &Pages, tree: &TreeRoot) -> Paged<Path> {
     }
     path.push(id, page::slot_count(pages.get(id)?));
     Ok(path)
+}
+
+/// The cell at a position.
+pub(crate) fn cell_at<'a>(pages: &'a Pages, path: &Path) -> Paged<Option<Cell<'a>>> {
+    match path.leaf().filter(|_| path.exact) {
+        Some(step) => Ok(Some(page::cell(pages.get(step.page)?, step.slot))),
+        None => Ok(None),
+    }
 }
 
 /// Looks one key up.

@@ -75,7 +75,11 @@ fn crash_images(disk: &Disk, rng: &mut Rng, random: usize) -> Vec<Disk> {
 /// its meta page was complete.
 #[test]
 fn a_crash_at_any_write_or_sync_leads_to_a_checkpoint_as_it_was() {
-    let seeds = std::env::var("SEED").map_or(0..4, |seed| seed.parse().unwrap()..seed.parse::<u64>().unwrap() + 1);
+    let number = |name: &str| std::env::var(name).ok().map(|number| number.parse::<u64>().unwrap());
+    let seeds = match number("SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("SEEDS").unwrap_or(4),
+    };
     let mut images = 0;
     for seed in seeds {
         println!("seed {seed}");

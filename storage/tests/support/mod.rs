@@ -218,7 +218,9 @@ impl Rig {
         while self.io_step(rng) {}
     }
 
+    /// A whole checkpoint, after the one under way.
     pub fn checkpoint(&mut self, rng: &mut Rng) {
+        self.finish_io(rng);
         self.start_checkpoint();
         self.finish_io(rng);
         assert_eq!(self.durable, Some(self.model.applied));
