@@ -19,6 +19,12 @@ pub const PENDING_COMMANDS_MAX: u64 = 65_536;
 /// [`crate::Error::TooManyRequests`]. It also bounds the memory cache of log entries above the applied index.
 pub const PENDING_BYTES_MAX: u64 = 128 * 1024 * 1024;
 
+/// Bytes of applied entries that a member keeps in memory for members that lag. Who lags further needs a snapshot.
+pub const CATCH_UP_BYTES_MAX: u64 = 64 * 1024 * 1024;
+
+/// Messages for other members that nobody has taken. Beyond it the oldest are dropped, as a network would.
+pub const MESSAGES_MAX: usize = 4_096;
+
 /// Reads that wait for a read index beyond which new ones are answered [`crate::Error::TooManyRequests`].
 pub const WAITING_READS_MAX: usize = 65_536;
 

@@ -25,6 +25,7 @@ use std::sync::Arc;
 
 use garboard_storage::{Index, IndexFailure, IndexIo, IoFailure, IoId, PageId, Reader};
 use garboard_wal as wal;
+use raft::eraftpb::Message;
 
 pub use config::{MemberConfig, OpenError, RecoveredState};
 
@@ -35,6 +36,7 @@ use crate::envelope::{Envelope, Request, Response, Status, Ticket};
 use crate::error::Error;
 use crate::events::EventBatch;
 use crate::histogram::Stages;
+use crate::limits::MESSAGES_MAX;
 use crate::raft::{MembershipError, RaftDriver, Role};
 use applying::Applying;
 use reads::Reads;
@@ -108,6 +110,8 @@ pub struct Member {
     reads: Reads,
     /// Answers and events on their way out, in order.
     out: VecDeque<Outgoing>,
+    /// For other members.
+    messages: VecDeque<Message>,
     /// Answers to compactions that wait for the physical work, by the floor it works towards.
     compactions: BTreeMap<i64, Vec<Answer>>,
     auto_compactor: AutoCompactor,
@@ -181,6 +185,7 @@ impl Member {
             applying: Applying::new(applied, machine.revision()),
             reads: Reads::default(),
             out: VecDeque::new(),
+            messages: VecDeque::new(),
             compactions: BTreeMap::new(),
             auto_compactor: AutoCompactor::new(now, config.auto_compaction),
             next_compaction: now,
@@ -301,6 +306,17 @@ impl Member {
             pending_commands: self.pending_commands,
             lease_count: u64::try_from(self.machine.lessor().len()).expect("leases fit in memory"),
         }
+    }
+
+    /// The next message for another member. Taken after every `handle_*`, like effects.
+    pub fn poll_message(&mut self) -> Option<Message> {
+        self.messages.pop_front()
+    }
+
+    /// A message of another member. The caller has checked its origin and bounded its indexes and terms.
+    pub fn handle_message(&mut self, now: Duration, message: Message) {
+        self.raft.handle_message(message);
+        self.pump(now);
     }
 
     /// An effect of the log is done.
@@ -431,6 +447,9 @@ impl Member {
                     return;
                 }
             }
+            self.messages.extend(step.messages);
+            let beyond = self.messages.len().saturating_sub(MESSAGES_MAX);
+            self.messages.drain(..beyond);
             for read in step.reads {
                 self.read_confirmed(now, read);
             }

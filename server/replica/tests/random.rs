@@ -162,6 +162,7 @@ struct Run {
     answered: HashMap<Ticket, Result<Response, Error>>,
     acknowledged: u64,
     crashes: u64,
+    checkpoints: u64,
 }
 
 impl Run {
@@ -175,6 +176,7 @@ impl Run {
             answered: HashMap::new(),
             acknowledged: 0,
             crashes: 0,
+            checkpoints: 0,
         }
     }
 
@@ -217,6 +219,7 @@ impl Run {
             self.sim.restart()
         }
         self.crashes += 1;
+        self.checkpoints += u64::from(self.sim.member.log().base().sequence() > 1);
         assert_eq!(self.sim.call(Request::ReadIndex), Ok(Response::ReadIndex));
         let leases = self.leases();
         let mut survivors = (acknowledged..=self.submitted.len()).map(|count| match count {
@@ -286,7 +289,7 @@ fn live(reader: &Reader, at: i64) -> Vec<KeyValue> {
     })
 }
 
-fn run(seed: u64, sabotage: Sabotage) -> (u64, u64) {
+fn run(seed: u64, sabotage: Sabotage) -> [u64; 3] {
     let mut run = Run::new(seed);
     run.sim.sabotage = sabotage;
     for _ in 0..150 {
@@ -305,7 +308,7 @@ fn run(seed: u64, sabotage: Sabotage) -> (u64, u64) {
     run.check_history();
     run.crash();
     run.check_history();
-    (run.acknowledged, run.crashes)
+    [run.acknowledged, run.crashes, run.checkpoints]
 }
 
 #[test]
@@ -315,22 +318,20 @@ fn every_acknowledged_write_is_there_and_every_answer_is_etcds() {
         Some(seed) => seed..seed + 1,
         None => 0..variable("GARBOARD_SEEDS").unwrap_or(100),
     };
-    let (mut acknowledged, mut crashes) = (0, 0);
+    let mut sums = [0; 3];
     for seed in seeds {
         let outcome = std::panic::catch_unwind(|| run(seed, Sabotage::default()));
         match outcome {
-            Ok((writes, restarts)) => {
-                acknowledged += writes;
-                crashes += restarts;
-            }
+            Ok(counts) => sums.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count),
             Err(panic) => {
                 eprintln!("failed with GARBOARD_SEED={seed}");
                 std::panic::resume_unwind(panic);
             }
         }
     }
-    eprintln!("{acknowledged} acknowledged writes, {crashes} crashes");
-    assert!(acknowledged > 0 && crashes > 0);
+    let [acknowledged, crashes, checkpoints] = sums;
+    eprintln!("{acknowledged} acknowledged writes, {crashes} crashes, {checkpoints} with a checkpoint to start from");
+    assert!(sums.iter().all(|sum| *sum > 0));
 }
 
 #[test]

@@ -120,7 +120,7 @@ impl Machine {
     }
 
     /// Adds the pages to `missing` that a command will surely need and that are not resident, so that they can be
-    /// loaded side by side before the command begins.
+    /// loaded side by side before the command begins. Called again until nothing is missing.
     pub fn prefetch(&self, command: &Command, missing: &mut Vec<NeedPage>) {
         match command {
             Command::Put(put) => self.prefetch_put(put, missing),
@@ -185,7 +185,7 @@ impl Machine {
                 if put.lease != 0 && !self.lessor.contains(put.lease) {
                     return Ok(Err(Error::LeaseNotFound));
                 }
-                self.put(put)?.map(|(_, previous)| Outcome::Put(previous))
+                self.put(put, true)?.map(|(_, previous)| Outcome::Put(previous))
             }
             Command::DeleteRange(delete) => {
                 let (_, count, previous) = self.delete_range(delete)?;
@@ -231,8 +231,9 @@ impl Machine {
     }
 
     /// Puts a key and returns the header's revision and, if asked for, the previous pair. Reads all it needs before it
-    /// changes anything. The lease was checked.
-    pub(super) fn put(&mut self, put: &Put) -> Paged<Result<(i64, Option<KeyValue>), Error>> {
+    /// changes anything. The lease was checked. `prefetched`: [`Machine::prefetch`] found nothing missing, so that the
+    /// trees need not be walked once more for that.
+    pub(super) fn put(&mut self, put: &Put, prefetched: bool) -> Paged<Result<(i64, Option<KeyValue>), Error>> {
         let mut previous = None;
         if put.prev_kv || put.ignore_value || put.ignore_lease {
             previous = self.read_pair(&put.key, put.prev_kv || put.ignore_value)?;
@@ -244,7 +245,9 @@ impl Machine {
         let value = kept(put.ignore_value).map_or(&put.value, |pair| &pair.value).clone();
         let lease = kept(put.ignore_lease).map_or(put.lease, |pair| pair.lease);
         may_miss()?;
-        self.index.prefetch(&put.key)?;
+        if !prefetched {
+            self.index.prefetch(&put.key)?;
+        }
         let revision = Revision { main: self.next_revision(), sub: self.changes };
         let outcome = self.index.put(revision, &put.key, &value, lease)?;
         self.changes += 1;

@@ -64,7 +64,7 @@ impl Machine {
                     OperationResult::Range(self.seen_revision(), result)
                 }
                 Step::Put(put) => {
-                    let (revision, previous) = self.put(put)?.expect("the key was checked to exist");
+                    let (revision, previous) = self.put(put, false)?.expect("the key was checked to exist");
                     OperationResult::Put(revision, previous)
                 }
                 Step::DeleteRange(delete) => {

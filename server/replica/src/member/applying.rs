@@ -33,7 +33,7 @@ struct Entry {
     /// Commands that are applied.
     done: usize,
     results: Vec<Result<Reply, Error>>,
-    /// Pages that it will surely need were looked for.
+    /// Pages that it will surely need are resident.
     prefetched: bool,
 }
 
@@ -205,17 +205,16 @@ impl Member {
         if entry.prefetched {
             return true;
         }
-        entry.prefetched = true;
         let Content::Commands(items) = &entry.content else { return true };
         let mut missing = Vec::new();
         for item in items {
             self.machine.prefetch(&item.command, &mut missing);
         }
-        let resident = missing.is_empty();
+        entry.prefetched = missing.is_empty();
         for need in missing {
             self.applying.need(need, self.reader().pin());
         }
-        resident
+        entry.prefetched
     }
 
     fn apply_entry(&mut self, now: Duration, entry: &mut Entry) -> Paged<()> {

@@ -85,7 +85,7 @@ impl Member {
         let waiting = u64::try_from(writes.builder.count()).expect("a batch is small");
         if self.applying.unapplied_commands() > UNAPPLIED_COMMANDS_MAX
             || self.pending_commands + waiting >= PENDING_COMMANDS_MAX
-            || self.raft.cached_bytes() >= PENDING_BYTES_MAX
+            || self.raft.unapplied_bytes() >= PENDING_BYTES_MAX
         {
             return Err(Error::TooManyRequests);
         }

@@ -120,7 +120,6 @@ pub struct RaftDriver {
     membership: Membership,
     role: Role,
     reads_issued: u64,
-    /// The number of a read whose confirmation is due without asking anybody: see [`RaftDriver::read_index`].
     timer: Timer,
 }
 
@@ -241,9 +240,9 @@ impl RaftDriver {
         self.node.raft.state == StateRole::Leader && self.node.raft.commit_to_current_term()
     }
 
-    /// Bytes of the entries that are kept in memory: those that are not applied.
-    pub fn cached_bytes(&self) -> u64 {
-        self.node.store().bytes()
+    /// Bytes of the entries in memory that are not applied.
+    pub fn unapplied_bytes(&self) -> u64 {
+        self.node.store().unapplied_bytes()
     }
 
     /// Puts data into the log, if this member leads.
@@ -304,7 +303,8 @@ impl RaftDriver {
     /// Everything up to this index is applied.
     pub fn handle_applied(&mut self, index: u64) {
         self.node.advance_apply_to(index);
-        self.node.mut_store().forget_through(index);
+        let keep_bytes = if self.is_alone() { 0 } else { limits::CATCH_UP_BYTES_MAX };
+        self.node.mut_store().handle_applied(index, keep_bytes);
     }
 
     /// A committed change of membership is applied.

@@ -13,8 +13,9 @@ const ENTRY_OVERHEAD_BYTES: u64 = 128;
 
 /// raft-rs's storage. It holds what was handed to the log, durable or not: raft-rs knows the durable prefix by itself.
 ///
-/// Invariants: `entries[i]` has index `base_index + 1 + i`; `bytes` is the sum of the entries' costs. It grows by
-/// proposals, which stop at [`crate::limits::PENDING_BYTES_MAX`], and shrinks as entries are applied.
+/// Invariants: `entries[i]` has index `base_index + 1 + i`; `bytes` is the sum of the entries' costs, `applied_bytes` of
+/// those at or below `applied_index`. Entries that are not applied are bounded by proposals, which stop at
+/// [`crate::limits::PENDING_BYTES_MAX`]; applied ones are kept for members that lag, up to a bound of their own.
 pub(super) struct LogStore {
     /// The index before the first entry.
     base_index: u64,
@@ -22,18 +23,28 @@ pub(super) struct LogStore {
     base_term: u64,
     entries: VecDeque<Entry>,
     bytes: u64,
+    applied_index: u64,
+    applied_bytes: u64,
     /// What raft-rs starts from; not kept up to date.
     initial: (HardState, Membership),
 }
 
 impl LogStore {
     pub(super) fn new(base_index: u64, base_term: u64, hard_state: HardState, membership: Membership) -> LogStore {
-        LogStore { base_index, base_term, entries: VecDeque::new(), bytes: 0, initial: (hard_state, membership) }
+        LogStore {
+            base_index,
+            base_term,
+            entries: VecDeque::new(),
+            bytes: 0,
+            applied_index: base_index,
+            applied_bytes: 0,
+            initial: (hard_state, membership),
+        }
     }
 
-    /// Bytes that the entries take.
-    pub(super) fn bytes(&self) -> u64 {
-        self.bytes
+    /// Bytes that the entries take that are not applied.
+    pub(super) fn unapplied_bytes(&self) -> u64 {
+        self.bytes - self.applied_bytes
     }
 
     pub(super) fn newest_index(&self) -> u64 {
@@ -43,7 +54,7 @@ impl LogStore {
     /// Appends entries; a first index at or below the last one replaces what follows.
     pub(super) fn append(&mut self, entries: &[Entry]) {
         let Some(first) = entries.first() else { return };
-        assert!(first.index > self.base_index, "applied entries are never replaced");
+        assert!(first.index > self.applied_index, "applied entries are never replaced");
         assert!(first.index <= self.newest_index() + 1, "entries have no gaps");
         while self.newest_index() >= first.index {
             let replaced = self.entries.pop_back().expect("an entry above the base is held");
@@ -56,11 +67,17 @@ impl LogStore {
         }
     }
 
-    /// Forgets entries up to an applied index.
-    pub(super) fn forget_through(&mut self, index: u64) {
-        while self.base_index < index {
-            let entry = self.entries.pop_front().expect("only entries that are held are applied");
+    /// Entries up to `index` are applied. Forgets the oldest of them, but for `keep_bytes`.
+    pub(super) fn handle_applied(&mut self, index: u64, keep_bytes: u64) {
+        assert!(index <= self.newest_index(), "only entries that are held are applied");
+        while self.applied_index < index {
+            self.applied_index += 1;
+            self.applied_bytes += cost(&self.entries[self.position(self.applied_index)]);
+        }
+        while self.applied_bytes > keep_bytes {
+            let entry = self.entries.pop_front().expect("applied bytes are of entries that are held");
             self.bytes -= cost(&entry);
+            self.applied_bytes -= cost(&entry);
             self.base_index = entry.index;
             self.base_term = entry.term;
         }

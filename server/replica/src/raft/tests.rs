@@ -133,9 +133,9 @@ fn applied_entries_leave_the_memory() {
     let mut node = Node::single();
     node.propose("a").unwrap();
     node.make_durable(2);
-    assert!(node.driver.cached_bytes() > 0);
+    assert!(node.driver.unapplied_bytes() > 0);
     node.driver.handle_applied(2);
-    assert_eq!(node.driver.cached_bytes(), 0);
+    assert_eq!(node.driver.unapplied_bytes(), 0);
     node.propose("b").unwrap();
     node.make_durable(3);
     assert_eq!(node.committed_data(), [b"a", b"b"]);
