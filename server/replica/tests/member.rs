@@ -294,3 +294,32 @@ fn requests_of_a_member_that_is_being_founded_wait_for_its_first_meta_page() {
     sim.call(Request::ReadIndex).unwrap();
     assert!(value(&sim, "a").is_some());
 }
+
+#[test]
+fn writes_are_refused_while_apply_is_far_behind() {
+    let mut sim = Sim::new(16);
+    for n in 0..200 {
+        sim.write(put(&format!("key-{n}"), &"v".repeat(100)));
+    }
+    sim.settle();
+    assert!(sim.member.checkpoint());
+    sim.settle();
+    sim.restart();
+    sim.call(Request::ReadIndex).unwrap();
+    sim.page_delay = Duration::from_secs(100);
+    let mut refused = 0;
+    for _ in 0..7 {
+        sim.send((0..1_000).map(|n| Request::Write(put(&format!("key-{}", n % 200), "w"))));
+        sim.run_for(Duration::from_millis(100));
+        refused = sim.answers.iter().filter(|(_, result)| *result == Err(Error::TooManyRequests)).count();
+    }
+    let Ok(Response::Status(status)) = sim.call(Request::Status) else { panic!() };
+    assert!(status.raft_index > status.raft_applied_index, "apply waits for pages");
+    assert_eq!(refused, 1_000, "the first thousand beyond the bound");
+    // Reads of what is published go on, and everything that was admitted is answered in the end.
+    assert_eq!(sim.call(Request::ReadIndex), Ok(Response::ReadIndex));
+    sim.run_for(Duration::from_secs(1_000));
+    let done = sim.answers.iter().filter(|(_, result)| result.is_ok()).count();
+    assert_eq!(done, 6_000);
+    assert!(sim.execute(put("a", "1")).is_ok());
+}

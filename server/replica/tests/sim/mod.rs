@@ -91,6 +91,8 @@ pub struct Sim {
     last_event_revision: i64,
     /// The longest time that an I/O takes.
     pub io_max: Duration,
+    /// How much longer a page takes.
+    pub page_delay: Duration,
     pub starts: u64,
 }
 
@@ -133,6 +135,7 @@ impl Sim {
             events: Vec::new(),
             last_event_revision: 1,
             io_max: Duration::from_millis(2),
+            page_delay: Duration::ZERO,
             starts: 1,
         }
     }
@@ -366,7 +369,10 @@ impl Sim {
 
     fn start(&mut self, pending: Pending) {
         let max = u64::try_from(self.io_max.as_nanos()).unwrap();
-        let at = self.now + Duration::from_nanos(self.rng.below(max) + 1);
+        let mut at = self.now + Duration::from_nanos(self.rng.below(max) + 1);
+        if matches!(pending, Pending::Page(_)) {
+            at += self.page_delay;
+        }
         self.next_pending += 1;
         self.due.push(std::cmp::Reverse((at, self.next_pending)));
         self.pending.insert(self.next_pending, pending);
