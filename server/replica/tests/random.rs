@@ -297,6 +297,9 @@ fn run(seed: u64, sabotage: Sabotage) -> [u64; 3] {
             0..=7 => run.submit(),
             8 if run.rng.chance(30) => run.crash(),
             9 if run.rng.chance(20) => run.check_history(),
+            10 if run.rng.chance(40) => {
+                run.sim.member.checkpoint();
+            }
             _ => {
                 for _ in 0..run.rng.index(10) {
                     run.sim.step_within(Duration::from_secs(1));
