@@ -171,9 +171,11 @@ fn an_answer_larger_than_the_head_comes_whole_from_both_passes() {
         store.put_leased(&format!("{index:03}"), &value, index % 2);
     }
     store.put("020", "");
+    store.put("large", &value.repeat(15));
     let mut nothing = |_: &mut Store| {};
     for asked in [
         read(KeyRange::All),
+        read(KeyRange::Point(bytes("large"))),
         Range { limit: 17, ..read(KeyRange::All) },
         Range { limit: 12, min_mod_revision: 7, ..read(KeyRange::All) },
         Range { keys_only: true, ..read(KeyRange::All) },

@@ -10,13 +10,14 @@
 
 use garboard_storage::{Paged, Version, View};
 
+use super::fault::may_miss;
 use super::limits::SCAN_HEAD_BYTES;
 use super::range::{NEWEST, Shape, admits, read_revision};
 use super::sorter::{Merge, Sorted, Sorter};
 use super::walk::{Budget, CountWalk, Progress, Visit, Walk, WalkStep, check_floor};
 use super::wire::{ValueSource, put_row, row_len};
 use crate::error::Error;
-use crate::request::Range;
+use crate::request::{KeyRange, Range};
 
 /// The first pass of a range read.
 ///
@@ -43,6 +44,8 @@ pub struct RangeScan {
 
 #[derive(Debug)]
 enum Phase {
+    /// The one key that is asked for.
+    Point,
     /// Rows in key order.
     Rows(Walk),
     /// Rows that have to be sorted.
@@ -93,6 +96,7 @@ impl RangeScan {
         let walk = Walk::new(&range.keys, at);
         let phase = match shape.sort {
             _ if range.count_only => Phase::Count(walk.into_count()),
+            _ if matches!(range.keys, KeyRange::Point(_)) => Phase::Point,
             Some(sort) => Phase::Gather(walk, Sorter::new(sort, range.limit)),
             None => Phase::Rows(walk),
         };
@@ -109,6 +113,7 @@ impl RangeScan {
     /// more memory than it may have.
     pub fn step(&mut self, view: &View<'_>, budget: Budget) -> Paged<Result<Progress, Error>> {
         let result = match &mut self.phase {
+            Phase::Point => self.step_point(view)?,
             Phase::Rows(_) => self.step_rows(view, budget)?,
             Phase::Gather(..) => self.step_gather(view, budget)?,
             Phase::Merge(..) => {
@@ -146,6 +151,24 @@ impl RangeScan {
         };
         let Self { revision, row_count, rows_len, more, count, .. } = self;
         RangePlan { revision, row_count, rows_len, more, count, rows }
+    }
+
+    fn step_point(&mut self, view: &View<'_>) -> Paged<Result<(), Error>> {
+        let KeyRange::Point(key) = &self.range.keys else { unreachable!("the phase is for a point") };
+        if let Err(error) = check_floor(view, self.at) {
+            return Ok(Err(error));
+        }
+        may_miss()?;
+        let found = view.find(key, self.at)?;
+        if let Some(version) = found.filter(|version| admits(&self.range, version)) {
+            let length = row_len(key, &version, &self.shape);
+            self.head.offer(view, key, &version, &self.shape, length)?;
+            self.row_count = 1;
+            self.rows_len = length;
+        }
+        self.count = i64::from(found.is_some());
+        self.phase = Phase::Done;
+        Ok(Ok(()))
     }
 
     fn step_rows(&mut self, view: &View<'_>, budget: Budget) -> Paged<Result<(), Error>> {

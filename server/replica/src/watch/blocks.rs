@@ -67,6 +67,15 @@ impl Blocks {
         taken
     }
 
+    /// Drops the oldest blocks in which nothing is pending until no more than `bytes` are left.
+    pub(super) fn shrink_unused(&mut self, bytes: usize) {
+        while self.size_bytes > bytes
+            && let Some(block) = self.blocks.pop_front_if(|block| Rc::strong_count(block) == 1)
+        {
+            self.size_bytes -= block.size_bytes;
+        }
+    }
+
     /// Any block that covers a revision, the newest first.
     pub(super) fn covering(&self, revision: i64) -> Option<Rc<Block>> {
         self.blocks.iter().rev().find(|block| block.covers(revision)).map(Rc::clone)

@@ -47,6 +47,7 @@ impl WatchHub {
             return;
         }
         assert!(stream.lagging.remove(&(cursor, key)), "it was the first in the list");
+        self.lagging_count -= 1;
         watcher.position = Position::Compacted;
         self.index.remove(&watcher.keys, key);
         stream.compacted += 1;

@@ -93,8 +93,10 @@ pub struct WatchHub {
     pub(super) index: MatchIndex,
     /// The newest batches, without a gap up to `revision`.
     pub(super) recent: Blocks,
-    /// Blocks read for lagging watchers.
+    /// Blocks read for lagging watchers. Once none is left, nothing is kept that is not pending.
     pub(super) history: Blocks,
+    /// Lagging watchers of all streams.
+    pub(super) lagging_count: usize,
     ready: VecDeque<StreamId>,
     /// Streams with a watcher that wants periodic progress, by when it is looked at next.
     ticks: BTreeSet<(Duration, StreamId)>,
@@ -113,6 +115,7 @@ impl WatchHub {
             index: MatchIndex::new(),
             recent: Blocks::default(),
             history: Blocks::default(),
+            lagging_count: 0,
             ready: VecDeque::new(),
             ticks: BTreeSet::new(),
             progress_asked: BTreeSet::new(),
@@ -128,12 +131,11 @@ impl WatchHub {
     pub fn stats(&self) -> WatchStats {
         let streams = self.streams.keys();
         let streams = streams.iter().filter_map(|key| self.streams.get(*key));
-        let (slow, pending) = streams
-            .fold((0, 0), |(slow, pending), stream| (slow + stream.lagging.len(), pending + stream.pending_bytes));
+        let pending = streams.map(|stream| stream.pending_bytes).sum();
         WatchStats {
             streams: self.streams.len(),
             watchers: self.watchers.len(),
-            slow_watchers: slow,
+            slow_watchers: self.lagging_count,
             pending_bytes: pending,
             held_bytes: self.recent.size_bytes() + self.history.size_bytes(),
         }
@@ -151,6 +153,7 @@ impl WatchHub {
         let Some(stream) = self.streams.remove(id.0) else {
             return;
         };
+        self.lagging_count -= stream.lagging.len();
         for key in stream.watchers.into_values() {
             let watcher = self.watchers.remove(key).expect("a stream's watchers exist");
             if watcher.position != Position::Compacted {
@@ -420,7 +423,10 @@ impl WatchHub {
         }
         match watcher.position {
             Position::Synced { .. } => {}
-            Position::Lagging { cursor } => assert!(stream.lagging.remove(&(cursor, key))),
+            Position::Lagging { cursor } => {
+                assert!(stream.lagging.remove(&(cursor, key)), "a lagging watcher is in its stream's list");
+                self.lagging_count -= 1;
+            }
             Position::Compacted => stream.compacted -= 1,
         }
         if watcher.position != Position::Compacted {
@@ -438,13 +444,18 @@ impl WatchHub {
         let stream = self.streams.get_mut(watcher.stream.0).expect("a watcher's stream exists");
         if let Position::Lagging { cursor } = watcher.position {
             assert!(stream.lagging.remove(&(cursor, key)), "a lagging watcher is in its stream's list");
+            self.lagging_count -= 1;
         }
         watcher.position = if cursor > self.revision {
             Position::Synced { from: cursor }
         } else {
             stream.lagging.insert((cursor, key));
+            self.lagging_count += 1;
             Position::Lagging { cursor }
         };
+        if self.lagging_count == 0 {
+            self.history.shrink_unused(0);
+        }
     }
 
     /// After events were offered to a watcher: queues what it took and places it where it stopped, or else at
@@ -464,6 +475,7 @@ impl WatchHub {
 
     /// Lets go of the oldest batches and blocks over the bounds, and makes watchers lag to which they are pending.
     pub(super) fn let_go(&mut self) {
+        self.recent.shrink_unused(self.config.hub_recent_bytes / 4);
         let mut doomed = Vec::new();
         if self.recent.size_bytes() > self.config.hub_recent_bytes {
             // More than the excess goes at once, so that the search for watchers is rare.

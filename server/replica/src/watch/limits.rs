@@ -7,8 +7,8 @@ use core::time::Duration;
 /// revision that is larger by itself is let through alone.
 pub const STREAM_PENDING_BYTES: usize = 4 << 20;
 
-/// Most bytes of published batches that a hub holds, for pending events and for watchers a little behind. Over it the
-/// oldest are let go, and watchers to which they are pending lag.
+/// Most bytes of published batches that a hub holds for pending events. Over it the oldest are let go, and watchers to
+/// which they are pending lag. A quarter of it is held in any case, for watchers a little behind.
 pub const HUB_RECENT_BYTES: usize = 64 << 20;
 
 /// Most bytes of blocks of the history that a hub holds for lagging watchers; the newest block may exceed it.
