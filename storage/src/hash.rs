@@ -19,8 +19,9 @@ pub struct HashKv {
 ///
 /// It covers the bytes `key`, then for each stored revision up to the chosen one, in order, the revision as etcd
 /// encodes it and the marshalled `mvccpb.KeyValue`. At or below the compaction floor only what a compaction at the
-/// chosen revision would keep counts, which are the versions live then. If nothing is live then, what the finished
-/// compaction keeps counts. So the value does not depend on how far physical compaction is.
+/// chosen revision would keep counts, which are the versions live then. If nothing is live then, the versions live at
+/// the floor count, which a finished compaction has kept (it keeps tombstones at the floor itself as well, but they
+/// never count). So the value does not depend on how far physical compaction is.
 ///
 /// The floor and the revision are fixed at the start. Each step may be given a newer view, as long as nothing above
 /// the chosen revision was compacted meanwhile: the floor must not have passed it.
@@ -73,10 +74,8 @@ impl KvHasher {
             let kept = view.find(&record.key, self.revision)?;
             return Ok(kept.is_some_and(|version| version.modified == record.revision));
         }
-        let survivor = view.version_at(&record.key, self.compacted)?;
-        Ok(survivor.is_some_and(|version| {
-            version.modified == record.revision && (!version.deleted || version.modified.main == self.compacted)
-        }))
+        let survivor = view.find(&record.key, self.compacted)?;
+        Ok(survivor.is_some_and(|version| version.modified == record.revision))
     }
 
     fn absorb(&mut self, record: &Record) {
