@@ -11,7 +11,10 @@ pub struct IoId(pub u64);
 /// What the shell must do to the index file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum IoOp {
-    /// Write the bytes at the offset; both are multiples of the page size. Completed means visible to the mapping.
+    /// Write the bytes at the offset; offset and length are multiples of the page size. Completed means visible to the
+    /// mapping, so it is a buffered write. So that the log's writes never stand behind a large flush, the shell has the
+    /// kernel write each one back and waits for it (`sync_file_range`) before it reports it, and pauses between writes
+    /// unless [`Index::must_wait`](crate::Index::must_wait); an error of that is a failed write.
     Write {
         /// Offset in bytes.
         offset: u64,

@@ -18,7 +18,7 @@ pub const READ_AHEAD_PAGES: u32 = 63;
 /// beyond the bound.
 pub const ARENA_FACTOR: u64 = 8;
 /// Bytes of one checkpoint write at most.
-pub const WRITE_BYTES_MAX: usize = 128 << 10;
+pub const WRITE_BYTES_MAX: usize = 64 << 10;
 /// Checkpoint writes in flight at most.
 pub const WRITES_IN_FLIGHT_MAX: usize = 2;
 /// The file grows by at least this much.
