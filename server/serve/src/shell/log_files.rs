@@ -11,9 +11,11 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::time::Duration;
 
 use glommio::GlommioError;
 use glommio::io::{BufferedFile, DmaBuffer, DmaFile};
+use glommio::timer::sleep;
 
 use super::data_dir::segment_path;
 use super::files;
@@ -21,10 +23,23 @@ use super::files;
 /// Zeros written at once while a segment is prepared.
 const FILL_CHUNK_BYTES: usize = 1 << 20;
 
+/// How long an earlier server's writes are waited for, and how often they are looked at.
+const LOCK_PATIENCE: Duration = Duration::from_secs(30);
+const LOCK_RETRY: Duration = Duration::from_millis(2);
+
 /// An open segment.
 enum SegmentFile {
     Direct(DmaFile),
     Buffered(BufferedFile),
+}
+
+impl SegmentFile {
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        match self {
+            SegmentFile::Direct(file) => lend(file),
+            SegmentFile::Buffered(file) => lend(file),
+        }
+    }
 }
 
 /// A buffer for one write, of the kind its file takes.
@@ -97,6 +112,7 @@ impl LogFiles {
                 SegmentFile::Buffered(file)
             }
         };
+        lock(&file, &path).await?;
         self.0.open.borrow_mut().insert((shard, segment), Rc::new(file));
         Ok(())
     }
@@ -109,7 +125,7 @@ impl LogFiles {
         match dsync_options().dma_open(path).await.map_err(into_io) {
             Ok(file) => {
                 // The executor's library gives way by itself on tmpfs.
-                let flags = rustix::fs::fcntl_getfl(file_descriptor(&file))?;
+                let flags = rustix::fs::fcntl_getfl(lend(&file))?;
                 if !flags.contains(rustix::fs::OFlags::DIRECT) {
                     self.warn_buffered(path);
                 }
@@ -192,7 +208,32 @@ impl LogFiles {
     }
 }
 
-fn file_descriptor(file: &DmaFile) -> BorrowedFd<'_> {
+/// Locks an open segment, and waits for the lock where an earlier server still holds it. A killed server's writes can be
+/// on their way to the device after its process is gone; each holds on to its file, and so to this lock. Nobody reads or
+/// writes a segment before the last of them is done.
+async fn lock(file: &SegmentFile, path: &Path) -> io::Result<()> {
+    let mut waited = Duration::ZERO;
+    loop {
+        match rustix::fs::flock(file.descriptor(), rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(()),
+            Err(rustix::io::Errno::WOULDBLOCK) if waited < LOCK_PATIENCE => {
+                sleep(LOCK_RETRY).await;
+                waited += LOCK_RETRY;
+            }
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                let message = format!(
+                    "an earlier server's write to {} is still under way after {LOCK_PATIENCE:?}; the device is stuck",
+                    path.display()
+                );
+                return Err(io::Error::new(io::ErrorKind::TimedOut, message));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Lends a descriptor of a file that is not of the standard library's type.
+fn lend(file: &impl AsRawFd) -> BorrowedFd<'_> {
     // SAFETY: the descriptor stays open for as long as the file is borrowed.
     #[allow(unsafe_code)]
     unsafe {

@@ -24,6 +24,9 @@ use crate::core::Core;
 const ACCEPT_BACKLOG: i32 = 1024;
 /// Most connections one core serves; beyond it new ones are closed at once.
 pub const CONNECTIONS_PER_CORE_MAX: u32 = 16_384;
+/// How often an address in use is tried again, and after which time.
+const BIND_TRIES: u32 = 100;
+const BIND_RETRY: Duration = Duration::from_millis(20);
 /// Most requests under way on one connection.
 const STREAMS_PER_CONNECTION_MAX: u32 = 16_384;
 /// Bytes a client may send ahead on one request.
@@ -67,7 +70,7 @@ pub struct CoreLoad {
 /// What the socket layer answers.
 pub fn bind(address: &ListenAddress) -> io::Result<Listener> {
     match address {
-        ListenAddress::Tcp(address) => bind_tcp(*address).map(Listener::Tcp),
+        ListenAddress::Tcp(address) => bind_patiently(*address).map(Listener::Tcp),
         ListenAddress::Unix(path) => {
             // A socket file that nobody listens on any more is in the way of the next bind.
             match std::os::unix::net::UnixStream::connect(path) {
@@ -80,8 +83,21 @@ pub fn bind(address: &ListenAddress) -> io::Result<Listener> {
     }
 }
 
+/// Binds, and waits a little where the address is in use: the kernel takes a killed process's ring down in the
+/// background, and only then are the sockets that it waited on free.
+fn bind_patiently(address: SocketAddr) -> io::Result<Socket> {
+    for _ in 0..BIND_TRIES {
+        match bind_tcp(address) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => std::thread::sleep(BIND_RETRY),
+            outcome => return outcome,
+        }
+    }
+    bind_tcp(address)
+}
+
 fn bind_tcp(address: SocketAddr) -> io::Result<Socket> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_nonblocking(true)?;
     socket.set_reuse_address(true)?;
     if address.is_ipv6() {
         // A wildcard IPv6 address takes IPv4 clients too, as etcd's does.
