@@ -467,6 +467,19 @@ impl Index {
         self.checkpoint.as_ref().map_or(0, Checkpoint::bytes_left)
     }
 
+    /// The next pages from number `from` on, `max` at most, that the working state uses and the file holds, for
+    /// [`Reader::scrub`]; and where to go on, `None` at the end. What is in memory alone is not among them.
+    pub fn pages_in_file(&self, from: u32, max: usize) -> (Vec<u32>, Option<u32>) {
+        let store = &self.store;
+        let in_file = |page: &u32| {
+            let in_memory = store.dirty.contains(*page) || store.unwritten.contains(*page);
+            store.space.is_live(*page) && !Space::is_fixed(*page) && !in_memory
+        };
+        let pages: Vec<u32> = (from..store.space.page_end()).filter(in_file).take(max).collect();
+        let next = pages.last().filter(|_| pages.len() == max).map(|last| last + 1);
+        (pages, next)
+    }
+
     /// How large the index is.
     pub fn size(&self) -> IndexSize {
         let grown = self.checkpoint.as_ref().map_or(self.file_bytes, |checkpoint| checkpoint.grown_to);

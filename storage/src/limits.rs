@@ -27,3 +27,5 @@ pub const GROW_BYTES_MIN: u64 = 8 << 20;
 pub const GROW_BYTES_MAX: u64 = 256 << 20;
 /// Allocated bytes kept ahead of what is in use, so that deletes and compaction go on when the disk is full.
 pub const RESERVED_BYTES: u64 = 16 << 20;
+/// How often a scrub reads a page before it calls it damaged.
+pub const SCRUB_READS: u32 = 3;

@@ -40,6 +40,12 @@ impl Map {
         self.raw.len() / PAGE_SIZE
     }
 
+    /// The page that an address lies in, for a handler of SIGBUS: a page that the kernel could not read.
+    pub fn page_at(&self, address: usize) -> Option<u32> {
+        let offset = address.checked_sub(self.raw.as_ptr().addr())?;
+        if offset < self.raw.len() { u32::try_from(offset / PAGE_SIZE).ok() } else { None }
+    }
+
     /// One page as the mapping shows it. It must lie inside the file.
     pub(crate) fn page(&self, number: u32) -> &PageBytes {
         let index = usize::try_from(number).expect("a page number fits usize");

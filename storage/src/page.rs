@@ -520,3 +520,101 @@ fn verify_cells(page: &PageBytes) -> Result<(), &'static str> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use garboard_simdisk::Rng;
+
+    const ID: PageId = PageId { number: 9, birth: 4 };
+
+    fn cell_of<'a>(key: &'a [u8], value: &'a [u8]) -> NewCell<'a> {
+        NewCell { head: key, tail: &[], key_extent: None, value, value_extent: None }
+    }
+
+    /// The page's cells are those of a sorted list through insertions, replacements, removals and splits.
+    #[test]
+    fn a_page_holds_what_a_sorted_list_holds() {
+        let mut rng = Rng::new(1);
+        let mut list: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
+        let mut page = Box::new([0; PAGE_SIZE]);
+        format(&mut page, Kind::Leaf, 0, ID);
+        for step in 0..20_000 {
+            let key = [&b"shared/"[..usize::from(rng.chance(98)) * 7], &rng.below(300).to_be_bytes()[6..]].concat();
+            let value = vec![b'v'; rng.index(60)];
+            match list.binary_search_by(|entry| entry.0.cmp(&key)) {
+                Ok(slot) if rng.chance(50) => {
+                    remove(&mut page, slot);
+                    list.remove(slot);
+                }
+                Ok(slot) => {
+                    if replace_value(&mut page, slot, &value) {
+                        list[slot].1 = value;
+                    }
+                }
+                Err(slot) => {
+                    list.insert(slot, (key, value));
+                    let (key, value) = &list[slot];
+                    if !insert(&mut page, slot, &cell_of(key, value)) {
+                        let cells: Vec<_> = list.iter().map(|(key, value)| cell_of(key, value)).collect();
+                        let kept = if used_by(&cells, false) <= CAPACITY {
+                            cells.len()
+                        } else {
+                            split_point(&cells, false, slot + 1 == cells.len())
+                        };
+                        fill(&mut page, &cells[..kept]);
+                        list.truncate(kept);
+                    }
+                }
+            }
+            assert_eq!(slot_count(&page), list.len());
+            assert!(used(&page) <= CAPACITY);
+            if step % 50 == 0 {
+                for (slot, (key, value)) in list.iter().enumerate() {
+                    let found = cell(&page, slot);
+                    assert_eq!([prefix(&page), found.suffix].concat(), *key);
+                    assert_eq!(found.value, value);
+                }
+                seal(&mut page, 7);
+                assert_eq!(verify(&page, ID, 7), Ok(()));
+                assert!(verify(&page, ID, 8).is_err());
+            }
+        }
+    }
+
+    /// Whatever a page with a right checksum holds: either it is refused, or its cells can be walked.
+    #[test]
+    fn forged_pages_are_refused_or_can_be_walked() {
+        let mut rng = Rng::new(2);
+        let values: Vec<Vec<u8>> = (0..60u8).map(|i| vec![i; CHILD_SIZE]).collect();
+        let keys: Vec<Vec<u8>> = (0..60u8).map(|i| vec![b'k', i, i]).collect();
+        let cells: Vec<_> = keys.iter().zip(&values).map(|(key, value)| cell_of(key, value)).collect();
+        let mut walked = 0;
+        for round in 0..200_000 {
+            let mut page = Box::new([0; PAGE_SIZE]);
+            format(&mut page, if round % 2 == 0 { Kind::Leaf } else { Kind::Branch }, 1, ID);
+            fill(&mut page, &cells);
+            for _ in 0..1 + rng.below(4) {
+                let at = if rng.chance(60) { 16 + rng.index(180) } else { rng.index(PAGE_SIZE) };
+                page[at] = rng.next_u64().to_le_bytes()[0];
+            }
+            set_identity(&mut page, ID);
+            seal(&mut page, 7);
+            if verify(&page, ID, 7).is_err() || is_kind(&page, Kind::Extent) {
+                continue;
+            }
+            if !is_kind(&page, Kind::Leaf) && !is_kind(&page, Kind::Branch) {
+                continue;
+            }
+            walked += 1;
+            for slot in 0..slot_count(&page) {
+                let found = cell(&page, slot);
+                assert!(found.suffix.len() + found.value.len() < PAGE_SIZE);
+                if is_kind(&page, Kind::Branch) {
+                    let _ = child(&page, slot);
+                }
+            }
+        }
+        assert!(walked > 10_000, "{walked}");
+    }
+}

@@ -80,6 +80,35 @@ impl Pages {
         Ok(if page::is_kind(&bytes, Kind::Extent) { page::extent_pages_after(&bytes) } else { 0 })
     }
 
+    /// Reads a page of the file again and verifies what can be verified without its pointer. A page that has moved or
+    /// died meanwhile is passed by. Blocks.
+    pub(crate) fn scrub(&self, number: u32, newest: u64) -> Result<(), PageError> {
+        let offset = offset_of(number);
+        let place = self.arena.place(number);
+        let mut found = Ok(());
+        // A page that is written while it is read looks torn, but not time after time.
+        for _ in 0..limits::SCRUB_READS {
+            if !matches!(place, Place::Mapped | Place::Unverified) {
+                return Ok(());
+            }
+            let page = PageId { number, birth: 0 };
+            let mut bytes = [0; PAGE_SIZE];
+            found = match self.file.read(offset, &mut bytes) {
+                Err(source) => Err(PageError::Unreadable { page, offset, source }),
+                Ok(()) => {
+                    let birth = page::birth(&bytes);
+                    let sound = page::verify(&bytes, PageId { number, birth }, self.seed);
+                    let sound = if birth <= newest { sound } else { sound.and(Err("it is younger than the index")) };
+                    sound.map_err(|reason| PageError::Damaged { page: PageId { number, birth }, offset, reason })
+                }
+            };
+            if found.is_ok() || self.arena.place(number) != place {
+                return Ok(());
+            }
+        }
+        found
+    }
+
     /// The pages of an extent with the bytes that each holds.
     fn extent(&self, extent: Extent) -> impl Iterator<Item = Paged<&[u8]>> {
         let len = to_usize(extent.len);

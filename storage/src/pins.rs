@@ -159,6 +159,11 @@ impl Pins {
         self.revision.load(Ordering::Acquire).cast_signed()
     }
 
+    /// The sequence of the newest published root.
+    pub(crate) fn sequence(&self) -> u64 {
+        self.published.load(Ordering::Acquire)
+    }
+
     /// Publishes a root; the writer only.
     pub(crate) fn publish(&self, root: &Root) {
         let parity = to_usize(u32::from(root.sequence % 2 == 1));

@@ -437,6 +437,13 @@ impl Reader {
         self.shared.pages.load(page)
     }
 
+    /// Reads pages that [`Index::pages_in_file`](crate::Index::pages_in_file) named again and verifies them; blocks.
+    /// It finds rot in pages that nobody reads, while other copies still exist.
+    pub fn scrub(&self, pages: &[u32]) -> Result<(), PageError> {
+        // A page may be younger than the list of pages, but not younger than the index.
+        pages.iter().try_for_each(|&page| self.shared.pages.scrub(page, self.shared.pins.sequence()))
+    }
+
     /// The revision of the newest published root.
     pub fn revision(&self) -> i64 {
         self.shared.pins.revision()

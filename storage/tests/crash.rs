@@ -451,3 +451,58 @@ fn nothing_is_written_beyond_what_is_allocated() {
     let snapshot = reader.pin();
     assert_eq!(settle(&reader, || snapshot.view().count(Bounds::ALL, i64::MAX)), 40);
 }
+
+/// The background scrub finds every rotten page, and nothing in a sound file, while the file is being written.
+#[test]
+fn the_scrub_finds_rot_and_only_rot() {
+    let mut rng = Rng::new(9);
+    let mut rig = Rig::create();
+    rig.finish_io(&mut rng);
+    for round in 0..8 {
+        script_step(&mut rig, &mut rng, round);
+        rig.start_checkpoint();
+        while rig.io_step(&mut rng) {
+            let (pages, _) = rig.index.pages_in_file(0, 1_000);
+            rig.reader.scrub(&pages).unwrap();
+        }
+    }
+    let (pages, next) = rig.index.pages_in_file(0, usize::MAX);
+    assert!(pages.len() > 20 && next.is_none());
+    let per_page = u64::try_from(PAGE_SIZE / SECTOR_SIZE).unwrap();
+    for &page in &pages {
+        let clean = rig.file.disk.lock().unwrap().clone();
+        let sector = u64::from(page) * per_page + rng.below(per_page);
+        rig.file.disk.lock().unwrap().rot(NAME, sector, Rot::Flip(rng.index(SECTOR_SIZE * 8))).unwrap();
+        assert!(rig.reader.scrub(&[page]).is_err());
+        *rig.file.disk.lock().unwrap() = clean;
+        rig.reader.scrub(&[page]).unwrap();
+    }
+    let some = rig.index.pages_in_file(0, 3);
+    assert_eq!(some.0, pages[..3]);
+    assert_eq!(rig.index.pages_in_file(some.1.unwrap(), usize::MAX).0, pages[3..]);
+}
+
+/// The net catches: a shell that reports syncs which it does not make loses checkpoints, and the crash images show it.
+#[test]
+fn a_shell_that_lies_about_syncs_is_caught() {
+    let mut rng = Rng::new(10);
+    let mut rig = Rig::create();
+    rig.finish_io(&mut rng);
+    let mut caught = 0;
+    for round in 0..6 {
+        script_step(&mut rig, &mut rng, round);
+        rig.start_checkpoint();
+        while let Some(io) = rig.index.poll_io() {
+            let result = if io.op == IoOp::Sync { Ok(()) } else { rig.file.perform(&io.op) };
+            rig.index.handle_io(io.id, result).unwrap();
+        }
+        assert!(rig.index.poll_checkpoint_done().is_some());
+        let allowed = [(rig.model.applied, rig.model.clone())];
+        let disk = rig.file.disk.lock().unwrap().clone();
+        for image in crash_images(&disk, &mut rng, 4) {
+            let opens = || assert_opens_to_one_of(image.clone(), &allowed, "a lying shell");
+            caught += u32::from(std::panic::catch_unwind(std::panic::AssertUnwindSafe(opens)).is_err());
+        }
+    }
+    assert!(caught > 10, "{caught} images caught");
+}
