@@ -35,7 +35,7 @@ func (g *Generator) allScenarios() []scenario {
 		{"leases", 36, g.leases},
 		{"watch rules", 40, g.watchRules},
 		{"watch over a compaction", 20, g.watchCompacted},
-		{"fragments", 14, g.fragments},
+		{"fragments", 18, g.fragments},
 		{"progress", 12, g.progress},
 		{"half-closed stream", 8, g.halfClosed},
 		{"members", 14, g.members},

@@ -128,7 +128,15 @@ func (g *Generator) fragments() []func() Step {
 		},
 		g.barrier,
 		func() Step { return g.reopen(2) },
+		// One revision that is over the size by the old values alone is cut for certain.
+		func() Step {
+			return g.create(2, &pb.WatchCreateRequest{
+				Key: []byte("big/"), RangeEnd: []byte("big0"), Fragment: true, PrevKv: true})
+		},
+		g.barrier,
 		func() Step { return del(&pb.DeleteRangeRequest{Key: []byte("big/"), RangeEnd: []byte("big0")}) },
+		g.barrier,
+		func() Step { return g.reopen(2) },
 		func() Step {
 			return call("KV/Compact", &pb.CompactionRequest{Revision: g.world.Revision, Physical: true})
 		},

@@ -41,6 +41,27 @@ type Op interface {
 	Run(ctx context.Context, side *client.Side) Outcome
 }
 
+// MethodOf is the full name of the gRPC method that an operation calls.
+func MethodOf(op Op) string {
+	switch o := op.(type) {
+	case *Unary:
+		return o.Method
+	case *Raw:
+		return o.Method
+	case *RangeStream:
+		return pb.KV_RangeStream_FullMethodName
+	case *KeepAlive, *LoneKeepAlive:
+		return pb.Lease_LeaseKeepAlive_FullMethodName
+	case *WatchOnce:
+		return pb.Watch_Watch_FullMethodName
+	case Snapshot:
+		return pb.Maintenance_Snapshot_FullMethodName
+	case *Health:
+		return healthpb.Health_Check_FullMethodName
+	}
+	panic(fmt.Sprintf("an operation of an unknown kind: %T", op))
+}
+
 func failed(err error) Outcome {
 	if err == nil {
 		return Outcome{}

@@ -9,6 +9,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"garboard/tools/conformance/internal/gen"
+	"garboard/tools/conformance/internal/notyet"
 	"garboard/tools/conformance/internal/ops"
 	"garboard/tools/conformance/internal/rows"
 	"garboard/tools/conformance/internal/watch"
@@ -123,7 +124,7 @@ func clusterCall(method string, req ops.Message) ops.Op {
 
 // TimedPhases runs what takes seconds or special flags: expiry of leases, periodic progress, the quota.
 func TimedPhases(ctx context.Context, dir string, oracle, subject Target, table *rows.Table, results *Results,
-	keepGoing bool) (err error) {
+	notYet *notyet.List, keepGoing bool) (err error) {
 	pair, err := StartPair(ctx, dir, oracle, subject,
 		"--watch-progress-notify-interval="+progressInterval.String(),
 		fmt.Sprintf("--quota-backend-bytes=%d", quotaBytes))
@@ -131,7 +132,7 @@ func TimedPhases(ctx context.Context, dir string, oracle, subject Target, table 
 		return err
 	}
 	defer func() { err = errors.Join(err, pair.Stop()) }()
-	r, err := NewRunner(pair, table, results)
+	r, err := NewRunner(pair, table, results, notYet)
 	if err != nil {
 		return err
 	}
@@ -147,14 +148,14 @@ func TimedPhases(ctx context.Context, dir string, oracle, subject Target, table 
 
 // AuthPhase plays users, roles and permissions on a pair of its own.
 func AuthPhase(ctx context.Context, dir string, oracle, subject Target, table *rows.Table, results *Results,
-	seed uint64, n int, keepGoing bool) (err error) {
+	notYet *notyet.List, seed uint64, n int, keepGoing bool) (err error) {
 	// The least cost of bcrypt makes many logins possible.
 	pair, err := StartPair(ctx, dir, oracle, subject, "--bcrypt-cost=4")
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, pair.Stop()) }()
-	r, err := NewRunner(pair, table, results)
+	r, err := NewRunner(pair, table, results, notYet)
 	if err != nil {
 		return err
 	}

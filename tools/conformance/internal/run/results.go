@@ -16,6 +16,8 @@ type Results struct {
 	seed           uint64
 	shown          int
 	Passed, Failed int
+	// Absent counts the calls to what is not there yet, which were not compared.
+	Absent int
 	// kinds counts differences by the first word of what differed.
 	kinds map[string]int
 	// failedNow is set when the operation in hand has differed.
@@ -46,6 +48,17 @@ func (r *Results) End() {
 		r.Failed++
 	} else {
 		r.Passed++
+	}
+}
+
+// EndAbsent counts a call to what is not there yet: a failure only if it was there.
+func (r *Results) EndAbsent() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.failedNow {
+		r.Failed++
+	} else {
+		r.Absent++
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"garboard/tools/conformance/internal/compare"
 	"garboard/tools/conformance/internal/gen"
+	"garboard/tools/conformance/internal/notyet"
 	"garboard/tools/conformance/internal/ops"
 	"garboard/tools/conformance/internal/rows"
 	"garboard/tools/conformance/internal/watch"
@@ -42,6 +43,7 @@ type Runner struct {
 	Phase string
 	// KeepGoing counts differences instead of ending at the first.
 	KeepGoing bool
+	notYet    *notyet.List
 	// restarted is set once leases have been renewed by a restart: their order by expiry is chance from then on.
 	restarted bool
 	// auth is set where requests run under users.
@@ -56,8 +58,8 @@ type Runner struct {
 }
 
 // NewRunner is ready to run on an empty pair.
-func NewRunner(pair *Pair, table *rows.Table, results *Results) (*Runner, error) {
-	r := &Runner{pair: pair, world: world.New(), table: table, results: results}
+func NewRunner(pair *Pair, table *rows.Table, results *Results, notYet *notyet.List) (*Runner, error) {
+	r := &Runner{pair: pair, world: world.New(), table: table, results: results, notYet: notYet}
 	return r, r.openWatches()
 }
 
@@ -153,6 +155,9 @@ func (r *Runner) reads(ctx context.Context, list []ops.Op) error {
 
 // Step applies one step to both servers.
 func (r *Runner) Step(ctx context.Context, step gen.Step) error {
+	if step.Op != nil && r.notYet.Method(ops.MethodOf(step.Op)) {
+		return r.absent(ctx, step.Op)
+	}
 	r.begin()
 	if step.Op != nil {
 		r.prepare(ctx, step.Op)
@@ -162,6 +167,34 @@ func (r *Runner) Step(ctx context.Context, step gen.Step) error {
 		step.Watch(r.tracker)
 	}
 	return r.end()
+}
+
+// AbsentMethods calls each method that is not there yet, so that none comes to life unseen.
+func (r *Runner) AbsentMethods(ctx context.Context) error {
+	for _, method := range r.notYet.Methods() {
+		if err := r.absent(ctx, &ops.Raw{Method: method, Label: "empty", Stream: true}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// absent calls what is not there yet on the subject alone: the oracle would change where the subject cannot follow.
+func (r *Runner) absent(ctx context.Context, op ops.Op) error {
+	r.begin()
+	ctx, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
+	out := op.Run(ctx, r.pair.Subject)
+	if !notyet.Absent(out.Code) {
+		r.results.Differ(op.Describe()+"\nis listed as not there yet, but it answers: remove the entry",
+			"(not asked)", show(&out))
+	}
+	failed := r.results.FailedNow()
+	r.results.EndAbsent()
+	if failed && !r.KeepGoing {
+		return fmt.Errorf("%s operation %d is there", r.Phase, r.operation)
+	}
+	return nil
 }
 
 func (r *Runner) begin() {
