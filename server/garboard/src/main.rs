@@ -63,8 +63,7 @@ fn serve(personality: Personality, flags: Vec<String>) -> ExitCode {
     match shell::run(*config) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tracing::error!("{error}");
-            eprintln!("garboard: {error}");
+            eprintln!("garboard: {}", shell::with_sources(&error));
             ExitCode::FAILURE
         }
     }

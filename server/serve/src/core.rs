@@ -19,7 +19,7 @@ use garboard_replica::envelope::{Envelope, Request, Response, Ticket};
 use garboard_replica::events::EventBatch;
 use garboard_replica::request::{Context, KeyspaceId};
 use garboard_replica::watch::WatchConfig;
-use garboard_storage::{NeedPage, Reader};
+use garboard_storage::{NeedPage, Reader, Snapshot};
 
 use crate::api::{MESSAGE_OVERHEAD_BYTES, Watches};
 
@@ -146,9 +146,9 @@ impl Core {
         &self.0.reader
     }
 
-    /// Makes a page resident that a read asked for. A page that can't be read or fails its checksum ends the process:
-    /// it is never served.
-    pub async fn load(&self, need: NeedPage) {
+    /// Makes a page resident that a read over `snapshot` asked for; the snapshot keeps the page from being used for
+    /// something else until then. A page that can't be read or fails its checksum ends the process: it is never served.
+    pub async fn load(&self, snapshot: Snapshot, need: NeedPage) {
         let reader = self.0.reader.clone();
         let failure = Arc::new(std::sync::Mutex::new(None));
         let outcome = failure.clone();
@@ -158,6 +158,7 @@ impl Core {
             }
         };
         self.0.edge.blocking(Box::new(work)).await;
+        drop(snapshot);
         let failed = failure.lock().expect("no holder of this lock panics").take();
         if let Some(message) = failed {
             self.0.edge.fatal(message);

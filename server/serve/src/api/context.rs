@@ -81,14 +81,11 @@ impl Service {
     /// Evaluates something over the newest root, as often as it takes until its pages are there.
     pub async fn read<T>(&self, mut evaluate: impl FnMut(&View<'_>) -> Paged<T>) -> T {
         loop {
-            // No root is held while a page is on its way.
-            let outcome = {
-                let snapshot = self.core.reader(KEYSPACE).pin();
-                evaluate(&snapshot.view())
-            };
+            let snapshot = self.core.reader(KEYSPACE).pin();
+            let outcome = evaluate(&snapshot.view());
             match outcome {
                 Ok(value) => return value,
-                Err(need) => self.core.load(need).await,
+                Err(need) => self.core.load(snapshot, need).await,
             }
         }
     }

@@ -95,16 +95,14 @@ where
         let OpenStream { service, id } = &self.open;
         let mut piece = Vec::new();
         while piece.len() < PIECE_BYTES {
-            let next = {
-                let snapshot = service.core.reader(KEYSPACE).pin();
-                service.core.watches().with_hub(|hub| hub.next_response(*id, &snapshot.view()))
-            };
+            let snapshot = service.core.reader(KEYSPACE).pin();
+            let next = service.core.watches().with_hub(|hub| hub.next_response(*id, &snapshot.view()));
             match next {
                 Ok(Some(response)) => put_frame(&wire_response(service, response), &mut piece)?,
                 Ok(None) => break,
                 // What is there already need not wait for the page.
                 Err(_) if !piece.is_empty() => break,
-                Err(need) => service.core.load(need).await,
+                Err(need) => service.core.load(snapshot, need).await,
             }
         }
         Ok(piece)

@@ -27,7 +27,7 @@ const IDENTITY_TITLE: &str = "garboard data directory";
 #[derive(Debug, thiserror::Error)]
 pub enum DataDirError {
     /// The file system refused.
-    #[error("{action} {path}: {source}")]
+    #[error("{action} {path}")]
     Io {
         /// What was tried.
         action: &'static str,

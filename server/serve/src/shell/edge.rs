@@ -80,7 +80,18 @@ pub async fn yield_once() {
 
 /// Ends the process at once, with a message that says why. Nothing that was not durable has been acknowledged.
 pub fn stop_process(message: &str) -> ! {
-    tracing::error!("{message}");
     eprintln!("garboard: {message}");
     std::process::exit(1)
+}
+
+/// An error's message and those of what caused it.
+pub fn with_sources(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
 }

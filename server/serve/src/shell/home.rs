@@ -17,12 +17,13 @@ use std::time::Duration;
 
 use garboard_replica::Error;
 use garboard_replica::envelope::{Envelope, Response, Ticket};
-use garboard_replica::member::{Effect, Member};
+use garboard_replica::member::{Effect, Fatal, Member};
+use garboard_replica::request::KeyspaceId;
 use garboard_storage::{IndexIo, IoFailure, IoId, IoOp, PageId};
-use garboard_wal::{DiskError, OpId};
+use garboard_wal::{DiskError, LogFailure, OpId};
 use glommio::timer::sleep;
 
-use super::edge::stop_process;
+use super::edge::{stop_process, with_sources};
 use super::index_file::IndexFile;
 use super::log_files::LogFiles;
 use super::mesh::{BACKLOG_MESSAGES_MAX, Outgoing, ToCore};
@@ -122,7 +123,7 @@ impl Home {
             if self.member.poll_timeout().is_some_and(|due| due <= now) {
                 self.member.handle_timeout(now);
             }
-            self.pump(now, &index_queue, &mut answers);
+            self.pump(&index_queue, &mut answers);
             for (core, answers) in answers.iter_mut().enumerate() {
                 if !answers.is_empty() {
                     self.outgoing[core].push(ToCore::Answers(std::mem::take(answers)));
@@ -155,18 +156,33 @@ impl Home {
                 }
             };
             if let Err(fatal) = outcome {
-                stop_process(&fatal.to_string());
+                self.stop(&fatal);
             }
         }
     }
 
-    fn pump(
-        &mut self,
-        now: Duration,
-        index_queue: &IndexQueue,
-        answers: &mut [Vec<(Ticket, Result<Response, Error>)>],
-    ) {
-        while let Some(effect) = self.member.poll_effect(now) {
+    /// Ends the process, and says which file failed and what to do.
+    fn stop(&self, fatal: &Fatal) -> ! {
+        let file = match fatal {
+            Fatal::Log(
+                LogFailure::Write { shard, segment, .. }
+                | LogFailure::Prepare { shard, segment, .. }
+                | LogFailure::Remove { shard, segment, .. },
+            ) => self.log_files.path(*shard, *segment),
+            Fatal::Log(_) => self.log_files.folder().join("manifest"),
+            Fatal::Index(_) => self.index_file.path().to_path_buf(),
+            _ => self.log_files.folder().to_path_buf(),
+        };
+        stop_process(&format!(
+            "{}: {}; nothing that was not durable was acknowledged. Check the device and the kernel's log, then start \
+             again: the log is checked at every start",
+            file.display(),
+            with_sources(fatal)
+        ))
+    }
+
+    fn pump(&mut self, index_queue: &IndexQueue, answers: &mut [Vec<(Ticket, Result<Response, Error>)>]) {
+        while let Some(effect) = self.member.poll_effect(self.edge.now()) {
             match effect {
                 Effect::Log(effect) => self.log_effect(effect),
                 Effect::Index(io) => index_queue.push(io),
@@ -211,10 +227,12 @@ impl Home {
     }
 
     fn load_page(&self, page: PageId) {
+        let keyspace = KeyspaceId(0);
         let core = self.core.clone();
         let inbox = self.inbox.clone();
         spawn(async move {
-            core.load(garboard_storage::NeedPage(page)).await;
+            let snapshot = core.reader(keyspace).pin();
+            core.load(snapshot, garboard_storage::NeedPage(page)).await;
             inbox.complete(Completion::Page(page));
         });
     }

@@ -5,7 +5,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -83,6 +83,11 @@ impl LogFiles {
         }))
     }
 
+    /// The log's folder.
+    pub fn folder(&self) -> &Path {
+        &self.0.folder
+    }
+
     /// Where a segment lies.
     pub fn path(&self, shard: u16, segment: u64) -> PathBuf {
         segment_path(&self.0.folder, shard, segment)
@@ -149,6 +154,25 @@ impl LogFiles {
                 path.display()
             );
         }
+    }
+
+    /// Makes all that is written in the open segments, and their names, durable. What a killed process wrote last can be
+    /// read although its write was never completed; recovery must not build on bytes that a power failure takes back.
+    ///
+    /// # Errors
+    /// What the device answers.
+    pub async fn sync_all(&self) -> io::Result<()> {
+        let paths: Vec<PathBuf> =
+            self.0.open.borrow().keys().map(|(shard, segment)| self.path(*shard, *segment)).collect();
+        let work = move || {
+            for path in &paths {
+                File::open(path)?.sync_data()?;
+            }
+            let mut folders: Vec<&Path> = paths.iter().filter_map(|path| path.parent()).collect();
+            folders.dedup();
+            folders.into_iter().try_for_each(files::sync_folder)
+        };
+        glommio::executor().spawn_blocking(work).await
     }
 
     /// A buffer for a write of `len` bytes to a segment.

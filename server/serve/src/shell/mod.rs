@@ -26,6 +26,7 @@ use glommio::{LocalExecutorBuilder, Placement, PoolPlacement};
 
 use self::data_dir::DataDir;
 use self::edge::GlommioEdge;
+pub use self::edge::with_sources;
 use self::home::{Home, Inbox};
 use self::mesh::{Lane, Outgoing, ToCore, ToHome};
 use self::net::{CoreLoad, Listener};

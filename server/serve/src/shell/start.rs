@@ -26,7 +26,7 @@ pub enum StartError {
     #[error(transparent)]
     DataDir(#[from] DataDirError),
     /// A file can't be used.
-    #[error("{action} {path}: {source}")]
+    #[error("{action} {path}")]
     File {
         /// What was tried.
         action: &'static str,
@@ -36,7 +36,7 @@ pub enum StartError {
         source: io::Error,
     },
     /// The index can't be opened.
-    #[error("{path}: {source}; restore the member from a snapshot into an empty --data-dir")]
+    #[error("{path} can't be used (restore it from a copy, or the member from a snapshot into an empty --data-dir)")]
     Index {
         /// The file.
         path: String,
@@ -44,7 +44,7 @@ pub enum StartError {
         source: OpenError,
     },
     /// The log can't be opened without losing what was acknowledged.
-    #[error("{path}: {source}")]
+    #[error("{path} can't be used")]
     Log {
         /// The log's folder.
         path: String,
@@ -52,7 +52,7 @@ pub enum StartError {
         source: RecoveryError,
     },
     /// What log and index hold can't be put together.
-    #[error("{path}: {source}; restore the member from a snapshot into an empty --data-dir")]
+    #[error("{path} can't be used (restore it from a copy, or the member from a snapshot into an empty --data-dir)")]
     Member {
         /// The index's file.
         path: String,
@@ -143,6 +143,7 @@ async fn reopen(
         let opened = log_files.open(file.shard, file.segment).await;
         opened.map_err(|source| failed("opening", &log_files.path(file.shard, file.segment), source))?;
     }
+    log_files.sync_all().await.map_err(|source| failed("syncing", dir.wal_path(), source))?;
     let mut recovery = Recovery::new(LogConfig::default(), &manifest, segments, meta).map_err(refused)?;
     read_log(&mut recovery, &log_files);
     let recovered = recovery.finish().map_err(refused)?;
