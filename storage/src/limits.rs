@@ -29,3 +29,5 @@ pub const GROW_BYTES_MAX: u64 = 256 << 20;
 pub const RESERVED_BYTES: u64 = 16 << 20;
 /// How often a scrub reads a page before it calls it damaged.
 pub const SCRUB_READS: u32 = 3;
+/// One step of a hash ends once it has gone over this many bytes of keys and values: a fraction of a millisecond.
+pub const HASH_STEP_BYTES: usize = 1 << 20;

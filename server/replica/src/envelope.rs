@@ -1,6 +1,7 @@
 //! What crosses cores: requests on their way to a keyspace's home core, and their answers on the way back.
 
 use garboard_storage::IndexSize;
+use garboard_storage::hash::HashKv;
 
 use crate::request::{Alarm, Command, Context, Reply};
 
@@ -36,6 +37,12 @@ pub enum Request {
     Status,
     /// A hint to give space back; space is reused without it.
     Defragment,
+    /// The hash that a compaction to this revision computed. While it is being computed the answer waits, for a
+    /// bounded time.
+    KeptHash {
+        /// The revision.
+        revision: i64,
+    },
 }
 
 /// What the home core answers.
@@ -63,6 +70,8 @@ pub enum Response {
     Status(Status),
     /// Nothing more to do.
     Defragment,
+    /// The hash, if there was such a compaction and its hash is still kept.
+    KeptHash(Option<HashKv>),
 }
 
 /// A request under way.

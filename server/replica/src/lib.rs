@@ -14,6 +14,7 @@ pub mod envelope;
 pub mod error;
 pub mod events;
 pub mod histogram;
+pub mod kept_hashes;
 pub mod lease;
 pub mod limits;
 pub mod member;

@@ -43,6 +43,15 @@ pub const COMPACTION_STEP_RECORDS: usize = 128;
 /// Pause between two steps of physical compaction.
 pub const COMPACTION_PAUSE: Duration = Duration::from_millis(1);
 
+/// Hashes of compactions that are kept, as many as etcd keeps. Beyond it the oldest is forgotten.
+pub const KEPT_HASHES_MAX: usize = 10;
+
+/// Requests that wait for the hash of the compaction under way. Further ones are told that it is not known.
+pub const HASH_WAITERS_MAX: usize = 1_024;
+
+/// A request that has waited this long for the hash of the compaction under way is told that it is not known.
+pub const HASH_WAIT_MAX: Duration = Duration::from_secs(3);
+
 /// While a full disk stops checkpoints, one is tried this often.
 pub const CHECKPOINT_RETRY: Duration = Duration::from_secs(1);
 

@@ -36,6 +36,7 @@ use crate::envelope::{Envelope, Request, Response, Status, Ticket};
 use crate::error::Error;
 use crate::events::EventBatch;
 use crate::histogram::Stages;
+use crate::kept_hashes::KeptHashes;
 use crate::limits::MESSAGES_MAX;
 use crate::raft::{MembershipError, RaftDriver, Role};
 use applying::Applying;
@@ -114,6 +115,7 @@ pub struct Member {
     messages: VecDeque<Message>,
     /// Answers to compactions that wait for the physical work, by the floor it works towards.
     compactions: BTreeMap<i64, Vec<Answer>>,
+    hashes: KeptHashes,
     auto_compactor: AutoCompactor,
     /// When the next step of physical compaction is due.
     next_compaction: Duration,
@@ -127,6 +129,8 @@ pub struct Member {
     undurable: VecDeque<(wal::AppendNumber, u64)>,
     /// The last index that is durable here.
     durable_index: u64,
+    /// The last entry that the log held when the member started.
+    replayed_to: u64,
     /// The index of the first entry of the current term, once this member leads.
     term_start: Option<u64>,
     /// A NOSPACE alarm of this member was proposed and is not applied.
@@ -187,6 +191,7 @@ impl Member {
             out: VecDeque::new(),
             messages: VecDeque::new(),
             compactions: BTreeMap::new(),
+            hashes: KeptHashes::default(),
             auto_compactor: AutoCompactor::new(now, config.auto_compaction),
             next_compaction: now,
             next_checkpoint_retry: now,
@@ -194,6 +199,7 @@ impl Member {
             founding: false,
             undurable: VecDeque::new(),
             durable_index: log.last().0,
+            replayed_to: log.last().0,
             term_start: None,
             alarm_proposed: false,
             stages: Stages::default(),
@@ -278,6 +284,7 @@ impl Member {
                     let status = self.status();
                     self.answer(ticket, Ok(Response::Status(status)));
                 }
+                Request::KeptHash { revision } => self.kept_hash(now, ticket, revision),
                 // Space is reused without it.
                 Request::Defragment => self.answer(ticket, Ok(Response::Defragment)),
             }
@@ -361,6 +368,7 @@ impl Member {
         self.expire_reads(now);
         self.expire_leases(now);
         self.compact_automatically(now);
+        self.expire_hash_waiters(now);
         self.compact_physically(now);
         self.retry_checkpoint(now);
         self.stalled_until = self.stalled_until.filter(|until| *until > now);
@@ -377,6 +385,7 @@ impl Member {
             self.machine.lessor().poll_timeout(),
             self.auto_compactor.poll_timeout(),
             compaction,
+            self.hashes.poll_timeout(),
             self.checkpoint_retry(),
             self.stalled_until,
         ]

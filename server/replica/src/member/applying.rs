@@ -223,7 +223,10 @@ impl Member {
             Content::Membership(change) => self.raft.apply_change(*change),
             Content::Commands(items) => {
                 while let Some(item) = items.get(entry.done) {
-                    let result = self.machine.apply(now, &item.command)?;
+                    let result = match &item.command {
+                        Command::Compact { .. } => self.apply_compaction(now, entry.index, &item.command)?,
+                        command => self.machine.apply(now, command)?,
+                    };
                     entry.results.push(result);
                     entry.done += 1;
                 }

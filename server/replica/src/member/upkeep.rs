@@ -2,13 +2,16 @@
 
 use core::time::Duration;
 
-use garboard_storage::{CompactionProgress, IndexIo, SpaceState};
+use garboard_storage::{CompactionProgress, IndexIo, NeedPage, Paged, SpaceState};
 use garboard_wal::Anchor;
 
 use super::writes::Origin;
 use super::{Effect, Member, Outgoing};
+use crate::envelope::{Response, Ticket};
+use crate::error::Error;
+use crate::kept_hashes::Lookup;
 use crate::limits::{CHECKPOINT_RETRY, COMPACTION_PAUSE, COMPACTION_STEP_RECORDS};
-use crate::request::Command;
+use crate::request::{Command, Reply};
 
 impl Member {
     pub(super) fn poll_index_io(&mut self) -> Option<IndexIo> {
@@ -84,12 +87,47 @@ impl Member {
         can_go_on.then_some(self.next_compaction)
     }
 
-    /// A step of physical compaction, between two batches.
+    /// Raises the floor. What the physical work will remove is hashed before.
+    pub(super) fn apply_compaction(
+        &mut self,
+        now: Duration,
+        entry: u64,
+        command: &Command,
+    ) -> Paged<Result<Reply, Error>> {
+        let floor = self.machine.index().view().compacted();
+        let follows_finished = !self.machine.index().compaction_pending();
+        let result = self.machine.apply(now, command)?;
+        if result.is_ok() && follows_finished && entry > self.replayed_to {
+            self.hashes.begin(floor, self.machine.index().view().compacted());
+        }
+        Ok(result)
+    }
+
+    /// Answers with the hash that a compaction computed.
+    pub(super) fn kept_hash(&mut self, now: Duration, ticket: Ticket, revision: i64) {
+        match self.hashes.lookup(now, ticket, revision) {
+            Lookup::Kept(hash) => self.answer(ticket, Ok(Response::KeptHash(Some(hash)))),
+            Lookup::Unknown => self.answer(ticket, Ok(Response::KeptHash(None))),
+            Lookup::Waits => {}
+        }
+    }
+
+    pub(super) fn expire_hash_waiters(&mut self, now: Duration) {
+        for ticket in self.hashes.take_expired(now) {
+            self.answer(ticket, Ok(Response::KeptHash(None)));
+        }
+    }
+
+    /// A step of physical compaction, or of the hash that goes before it, between two batches.
     pub(super) fn compact_physically(&mut self, now: Duration) {
         if self.compaction_due().is_none_or(|due| now < due) {
             return;
         }
         self.next_compaction = now + COMPACTION_PAUSE;
+        if self.hashes.is_running() {
+            self.hash_for_compaction();
+            return;
+        }
         match self.machine.index_mut().compaction_step(COMPACTION_STEP_RECORDS) {
             Ok(progress) => {
                 if let CompactionProgress::Finished(floor) = progress {
@@ -97,11 +135,25 @@ impl Member {
                 }
                 self.start_checkpoint_if_wanted();
             }
-            Err(need) => {
-                let pin = self.reader().pin();
-                self.applying.need_for_compaction(need, pin);
-            }
+            Err(need) => self.load_for_compaction(need),
         }
+    }
+
+    fn hash_for_compaction(&mut self) {
+        match self.hashes.step(&self.machine.index().view()) {
+            Ok(None) => {}
+            Ok(Some((hash, waiters))) => {
+                for ticket in waiters {
+                    self.answer(ticket, Ok(Response::KeptHash(Some(hash))));
+                }
+            }
+            Err(need) => self.load_for_compaction(need),
+        }
+    }
+
+    fn load_for_compaction(&mut self, need: NeedPage) {
+        let pin = self.reader().pin();
+        self.applying.need_for_compaction(need, pin);
     }
 
     /// Answers the compactions that waited for the physical work up to their floor.

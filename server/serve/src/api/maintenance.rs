@@ -116,15 +116,30 @@ pub async fn hash(service: Service, _: pb::HashRequest) -> Result<pb::HashRespon
     Ok(pb::HashResponse { header: Some(service.header(revision)), hash: hashed.hash })
 }
 
-/// The hash of the history up to a revision, the same on every member.
+/// The hash of the history up to a revision, the same on every member whose compactions were the same.
 pub async fn hash_kv(service: Service, request: pb::HashKvRequest) -> Result<pb::HashKvResponse, Status> {
-    let (revision, hashed) = hash_history(&service, request.revision).await.map_err(status)?;
+    // What a compaction hashed is answered even where the revision lies below the floor by now.
+    let (revision, hashed) = match kept_hash(&service, request.revision).await? {
+        Some(kept) => (service.revision(), kept),
+        None => hash_history(&service, request.revision).await.map_err(status)?,
+    };
     Ok(pb::HashKvResponse {
         header: Some(service.header(revision)),
         hash: hashed.hash,
         compact_revision: hashed.compact_revision,
         hash_revision: hashed.revision,
     })
+}
+
+/// The hash that a compaction to this very revision computed.
+async fn kept_hash(service: &Service, revision: i64) -> Result<Option<HashKv>, Status> {
+    if revision <= 0 {
+        return Ok(None);
+    }
+    match service.ask(Request::KeptHash { revision }).await? {
+        Response::KeptHash(kept) => Ok(kept),
+        other => Err(mismatch(&other)),
+    }
 }
 
 /// Hashes in steps, each over the newest root; returns the store's revision at the start too.
