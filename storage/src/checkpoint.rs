@@ -62,6 +62,8 @@ pub(crate) struct Checkpoint {
     pub(crate) saved_before: u64,
     pub(crate) grown_to: u64,
     needed_bytes: u64,
+    /// What lies below the end of the used part and is not in use.
+    spare_bytes: u64,
     file_bytes_max: u64,
     next_page: usize,
     next_image: usize,
@@ -72,19 +74,19 @@ pub(crate) struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// A checkpoint of what `meta` says. `sync_first` says whether the process has not synced the file yet;
-    /// `file_bytes_max` is what the reserved addresses span.
+    /// A checkpoint of what `meta` says. `sync_first` says whether the process has not synced the file yet.
     pub(crate) fn new(
         meta: Meta,
         images: SpaceImages,
         pages: Vec<u32>,
         saved_before: u64,
         sync_first: bool,
-        file_bytes_max: u64,
+        store: &Store,
     ) -> Self {
         let needed_bytes = offset_of(images.page_end);
         Checkpoint {
-            file_bytes_max,
+            spare_bytes: offset_of(images.page_end - store.space.live_count()),
+            file_bytes_max: store.pages().span_bytes(),
             grown_to: meta.file_bytes,
             meta,
             images,
@@ -104,7 +106,7 @@ impl Checkpoint {
         if self.refused {
             return (self.grown_to < self.needed_bytes).then_some(self.needed_bytes);
         }
-        let wanted = self.needed_bytes + limits::RESERVED_BYTES;
+        let wanted = self.needed_bytes + limits::RESERVED_BYTES.saturating_sub(self.spare_bytes);
         if self.grown_to >= wanted {
             return None;
         }

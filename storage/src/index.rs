@@ -371,7 +371,7 @@ impl Index {
     /// Whether the file can still grow. While it cannot, the caller refuses what makes it grow; deletes and compaction
     /// go on in what is allocated.
     pub fn space(&self) -> SpaceState {
-        let span = to_u64(self.store.pages().file.map().page_count() * PAGE_SIZE);
+        let span = self.store.pages().span_bytes();
         let beyond = limits::RESERVED_BYTES + self.config.dirty_bytes_max;
         let at_end = offset_of(self.store.space.page_end()) + beyond > span;
         if self.full || at_end { SpaceState::Full } else { SpaceState::Enough }
@@ -410,8 +410,7 @@ impl Index {
             anchor,
             conf,
         };
-        let file_bytes_max = to_u64(self.store.pages().file.map().page_count() * PAGE_SIZE);
-        let checkpoint = Checkpoint::new(meta, images, pages, saved_before, !self.synced, file_bytes_max);
+        let checkpoint = Checkpoint::new(meta, images, pages, saved_before, !self.synced, &self.store);
         self.checkpoint = Some(checkpoint);
     }
 

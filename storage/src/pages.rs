@@ -36,6 +36,11 @@ pub(crate) fn extent_pages(len: u32) -> u32 {
 }
 
 impl Pages {
+    /// What the reserved addresses span, which bounds the file.
+    pub(crate) fn span_bytes(&self) -> u64 {
+        to_u64(self.file.map().page_count() * PAGE_SIZE)
+    }
+
     /// A page that is resident and verified.
     #[inline]
     pub(crate) fn get(&self, id: PageId) -> Paged<&PageBytes> {

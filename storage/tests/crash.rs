@@ -391,6 +391,7 @@ fn a_full_disk_is_survived() {
     assert!(rig.durable.is_some_and(|durable| durable > 0), "a checkpoint was durable in spite of the full disk");
     rig.assert_same();
     rig.index.check().unwrap();
+    assert_eq!(rig.index.space(), SpaceState::Enough, "what was freed inside the file is room enough");
     rig.file.disk.lock().unwrap().set_capacity(None);
     rig.put(b"again", b"there is room", 0);
     rig.publish();
