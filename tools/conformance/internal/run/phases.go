@@ -290,6 +290,9 @@ func (r *Runner) quota(ctx context.Context) error {
 	}
 	r.table.Hit("M2/quota-reached")
 	r.revisionsDiffer = true
+	if err := r.awaitAlarm(ctx); err != nil {
+		return err
+	}
 	probe := []byte("q/probe")
 	return r.steps(ctx,
 		maintenanceCall("Alarm", &pb.AlarmRequest{}),
@@ -299,6 +302,29 @@ func (r *Runner) quota(ctx context.Context) error {
 		kvCall("Put", &pb.PutRequest{Key: probe}),
 		leaseCall("LeaseGrant", &pb.LeaseGrantRequest{ID: 1, TTL: 100}),
 	)
+}
+
+// alarmLimit is how long the alarm of a reached quota may take: it goes through the log after the refusal is answered.
+const alarmLimit = 5 * time.Second
+
+// awaitAlarm waits until both servers have raised an alarm, or the limit has passed; what they have raised then is
+// compared by the caller.
+func (r *Runner) awaitAlarm(ctx context.Context) error {
+	op := maintenanceCall("Alarm", &pb.AlarmRequest{}).Op
+	raised := func(o ops.Outcome) bool {
+		return o.OK() && len(o.Replies[0].(*pb.AlarmResponse).Alarms) > 0
+	}
+	for deadline := time.Now().Add(alarmLimit); time.Now().Before(deadline); {
+		if oracle, subject := r.both(ctx, op); raised(oracle) && raised(subject) {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	return nil
 }
 
 // fill puts until one server answers that there is no space.
