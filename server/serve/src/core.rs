@@ -207,15 +207,8 @@ impl Core {
 
     /// Takes what waits for the home core, once there is something.
     pub async fn take_outbox(&self) -> Vec<Envelope> {
-        poll_fn(|cx| {
-            let mut outbox = self.0.outbox.borrow_mut();
-            if outbox.is_empty() {
-                self.0.outbox_waker.set(Some(cx.waker().clone()));
-                return Poll::Pending;
-            }
-            Poll::Ready(std::mem::take(&mut *outbox))
-        })
-        .await
+        poll_fn(|cx| self.poll_outbox(cx)).await;
+        std::mem::take(&mut *self.0.outbox.borrow_mut())
     }
 
     /// Takes what waits for the home core now, if anything.
@@ -223,13 +216,13 @@ impl Core {
         into.append(&mut self.0.outbox.borrow_mut());
     }
 
-    /// Lets `waker` know when something comes to wait for the home core.
-    pub fn wake_on_outbox(&self, waker: &Waker) {
-        if self.0.outbox.borrow().is_empty() {
-            self.0.outbox_waker.set(Some(waker.clone()));
-        } else {
-            waker.wake_by_ref();
+    /// Whether something waits for the home core; if not, the task is woken when something does.
+    pub fn poll_outbox(&self, cx: &mut TaskContext<'_>) -> Poll<()> {
+        if !self.0.outbox.borrow().is_empty() {
+            return Poll::Ready(());
         }
+        self.0.outbox_waker.set(Some(cx.waker().clone()));
+        Poll::Pending
     }
 
     /// Hands an answer to whoever waits for it. One that nobody waits for any more is dropped.

@@ -246,7 +246,9 @@ impl Home {
                 return Poll::Ready(());
             }
             self.inbox.0.waker.set(Some(cx.waker().clone()));
-            self.core.wake_on_outbox(cx.waker());
+            if self.core.poll_outbox(cx).is_ready() {
+                return Poll::Ready(());
+            }
             timer.as_mut().poll(cx)
         })
         .await;
