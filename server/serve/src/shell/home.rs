@@ -27,13 +27,12 @@ use super::edge::{stop_process, with_sources};
 use super::index_file::IndexFile;
 use super::log_files::LogFiles;
 use super::mesh::{BACKLOG_MESSAGES_MAX, Outgoing, ToCore};
+use super::scrub::Scrub;
 use super::start::StartError;
 use crate::core::{Core, Edge, Shared};
 
-/// Bytes of a checkpoint written before the writer rests, so that the log's writes find the device free.
-const PACE_BYTES: usize = 256 << 10;
-/// How long it rests.
-const PACE_REST: Duration = Duration::from_millis(2);
+/// How long the checkpoint's writer rests after each write, so that the log's writes find the device free.
+const PACE_REST: Duration = Duration::from_millis(1);
 
 /// What tasks bring back to the loop.
 enum Completion {
@@ -108,6 +107,7 @@ impl Home {
         let index_queue = IndexQueue::default();
         let writer = write_index(index_queue.clone(), self.index_file.clone(), self.inbox.clone(), self.edge.clone());
         glommio::spawn_local(writer).detach();
+        let mut scrub = Scrub::new(self.edge.now());
         let mut batch = Vec::new();
         let mut answers: Vec<Vec<(Ticket, Result<Response, Error>)>> = vec![Vec::new(); self.outgoing.len()];
         loop {
@@ -124,6 +124,8 @@ impl Home {
                 self.member.handle_timeout(now);
             }
             self.pump(&index_queue, &mut answers);
+            index_queue.hurry(self.member.machine().index().must_wait());
+            scrub.step(now, self.member.machine().index(), &self.index_file);
             for (core, answers) in answers.iter_mut().enumerate() {
                 if !answers.is_empty() {
                     self.outgoing[core].push(ToCore::Answers(std::mem::take(answers)));
@@ -282,6 +284,8 @@ struct IndexQueue(Rc<IndexQueueState>);
 #[derive(Default)]
 struct IndexQueueState {
     waiting: RefCell<VecDeque<IndexIo>>,
+    /// Whether writers wait for the checkpoint.
+    hurried: Cell<bool>,
     waker: Cell<Option<Waker>>,
 }
 
@@ -291,6 +295,10 @@ impl IndexQueue {
         if let Some(waker) = self.0.waker.take() {
             waker.wake();
         }
+    }
+
+    fn hurry(&self, hurried: bool) {
+        self.0.hurried.set(hurried);
     }
 
     async fn next(&self) -> IndexIo {
@@ -307,14 +315,10 @@ impl IndexQueue {
 
 /// Carries out checkpoint operations one after the other, with rests.
 async fn write_index(queue: IndexQueue, file: IndexFile, inbox: Inbox, edge: Rc<dyn Edge>) {
-    let mut since_rest = 0;
     loop {
         let IndexIo { id, op } = queue.next().await;
         let target = file.clone();
-        let bytes = match &op {
-            IoOp::Write { bytes, .. } => bytes.len(),
-            IoOp::Sync | IoOp::Grow { .. } => 0,
-        };
+        let is_write = matches!(op, IoOp::Write { .. });
         let work = move || match op {
             IoOp::Write { offset, bytes } => target.write(offset, &bytes),
             IoOp::Sync => target.sync(),
@@ -325,9 +329,7 @@ async fn write_index(queue: IndexQueue, file: IndexFile, inbox: Inbox, edge: Rc<
             tracing::warn!("the index file {}: {error}", file.path().display());
         }
         inbox.complete(Completion::Index(id, result));
-        since_rest += bytes;
-        if since_rest >= PACE_BYTES {
-            since_rest = 0;
+        if is_write && !queue.0.hurried.get() {
             edge.sleep(PACE_REST).await;
         }
     }

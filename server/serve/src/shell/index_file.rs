@@ -51,14 +51,14 @@ impl IndexFile {
         &self.path
     }
 
-    /// Writes bytes and starts their way to the device, so that a later sync finds little left to do.
+    /// Writes bytes and waits until the kernel has handed them to the device, so that little is on its way at any time
+    /// and a later sync finds little left to do. They are not durable before that sync.
     ///
     /// # Errors
     /// What the file system answers.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.file.write_all_at(bytes, offset)?;
-        start_writeback(&self.file, offset, bytes.len());
-        Ok(())
+        write_back(&self.file, offset, bytes.len())
     }
 
     /// Makes everything written durable.
@@ -87,13 +87,18 @@ impl IndexFile {
     }
 }
 
-/// Asks the kernel to begin writing a range; durability is the later sync's job, so its answer does not matter.
+/// Has the kernel write a range back, and waits for it.
+///
+/// # Errors
+/// What the device answers. It must not be passed over: the kernel tells an open file of a failed write once, and a later
+/// sync would succeed.
 #[allow(unsafe_code)]
-fn start_writeback(file: &File, offset: u64, len: usize) {
+fn write_back(file: &File, offset: u64, len: usize) -> io::Result<()> {
     use std::os::fd::AsRawFd;
-    let (Ok(offset), Ok(len)) = (i64::try_from(offset), i64::try_from(len)) else { return };
+    let offset = i64::try_from(offset).map_err(io::Error::other)?;
+    let len = i64::try_from(len).map_err(io::Error::other)?;
+    let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
     // SAFETY: the descriptor is open for the length of the call, and no memory is passed.
-    unsafe {
-        libc::sync_file_range(file.as_raw_fd(), offset, len, libc::SYNC_FILE_RANGE_WRITE);
-    }
+    let outcome = unsafe { libc::sync_file_range(file.as_raw_fd(), offset, len, flags) };
+    if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

@@ -13,6 +13,7 @@ mod log_files;
 mod mesh;
 mod net;
 mod probe;
+mod scrub;
 mod signals;
 mod start;
 

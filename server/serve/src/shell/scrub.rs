@@ -1,0 +1,60 @@
+//! Reads the index's file again in the background, slowly, so that rot in pages nobody reads is found while other copies
+//! still exist.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use garboard_storage::Index;
+
+use super::edge::{stop_process, with_sources};
+use super::index_file::IndexFile;
+
+/// Pages of one step: 256 KiB.
+const STEP_PAGES: usize = 64;
+/// Time between steps: at most 1.3 MB/s are read.
+const STEP_INTERVAL: Duration = Duration::from_millis(200);
+/// Time between a pass's end and the next one's start.
+const PASS_INTERVAL: Duration = Duration::from_secs(3600);
+
+/// How far a pass over the file is.
+pub struct Scrub {
+    next_page: u32,
+    due: Duration,
+    under_way: Rc<Cell<bool>>,
+}
+
+impl Scrub {
+    /// A scrub whose first pass begins one interval after `now`.
+    pub fn new(now: Duration) -> Scrub {
+        Scrub { next_page: 0, due: now + PASS_INTERVAL / 60, under_way: Rc::default() }
+    }
+
+    /// Starts a step if it is time for one. A damaged page ends the process: it is never served.
+    pub fn step(&mut self, now: Duration, index: &Index, file: &IndexFile) {
+        if now < self.due || self.under_way.get() {
+            return;
+        }
+        let (pages, next) = index.pages_in_file(self.next_page, STEP_PAGES);
+        self.next_page = next.unwrap_or(0);
+        self.due = now + if next.is_some() { STEP_INTERVAL } else { PASS_INTERVAL };
+        if pages.is_empty() {
+            return;
+        }
+        let reader = index.reader();
+        let (path, under_way) = (file.path().to_path_buf(), self.under_way.clone());
+        under_way.set(true);
+        glommio::spawn_local(async move {
+            let outcome = glommio::executor().spawn_blocking(move || reader.scrub(&pages)).await;
+            under_way.set(false);
+            if let Err(error) = outcome {
+                stop_process(&format!(
+                    "{}: {}; restore the file from a copy, or the member from a snapshot",
+                    path.display(),
+                    with_sources(&error)
+                ));
+            }
+        })
+        .detach();
+    }
+}
