@@ -31,3 +31,5 @@ pub const RESERVED_BYTES: u64 = 16 << 20;
 pub const SCRUB_READS: u32 = 3;
 /// One step of a hash ends once it has gone over this many bytes of keys and values: a fraction of a millisecond.
 pub const HASH_STEP_BYTES: usize = 1 << 20;
+/// Versions whose checksum a compaction's hash remembers as one: what is read again when one of them dies.
+pub const HASH_RUN_RECORDS: usize = 256;

@@ -4,7 +4,8 @@
 mod support;
 
 use garboard_simdisk::Rng;
-use garboard_storage::hash::{HashKv, KvHasher};
+use garboard_storage::hash::{CompactionHasher, HashKv, KvHasher, Survivors};
+use garboard_storage::limits::HASH_RUN_RECORDS;
 use garboard_storage::{Applied, Bounds, CompactionProgress, Index, PageFile, Record, Revision};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -140,11 +141,13 @@ fn the_hash_of_a_store_where_nothing_is_live_leaves_out_the_tombstones_at_the_fl
     assert_eq!(hash(&rig, revision, 1), expected_hash(&rig.model, revision));
 }
 
-/// Puts and deletes at random; `live` in 100 changes are puts.
-fn churn(rig: &mut Rig, rng: &mut Rng, revisions: u64, live: u64) {
+/// Puts and deletes at random among some keys; `live` in 100 changes are puts.
+fn churn(rig: &mut Rig, rng: &mut Rng, keys: u64, revisions: u64, live: u64) {
     for _ in 0..revisions {
         for _ in 0..1 + rng.below(3) {
-            let key = format!("k{}", rng.below(6));
+            // Some keys are hot, most are cold.
+            let among = if rng.chance(50) { keys } else { keys.div_ceil(20) };
+            let key = format!("k{}", rng.below(among));
             if rng.chance(live) {
                 rig.put(key.as_bytes(), &vec![b'v'; rng.index(40)], rng.below(3).cast_signed() * 77);
             } else {
@@ -155,16 +158,33 @@ fn churn(rig: &mut Rig, rng: &mut Rng, revisions: u64, live: u64) {
     }
 }
 
+/// Runs a compaction's hash to its end, each step over the newest root, with writes between.
+fn run_compaction(
+    rig: &mut Rig,
+    mut hasher: CompactionHasher,
+    budget: usize,
+    mut between: impl FnMut(&mut Rig),
+) -> (HashKv, Survivors) {
+    loop {
+        let reader = rig.reader.clone();
+        if let Some(done) = settle(&reader, || hasher.step(&reader.pin().view(), budget)) {
+            return done;
+        }
+        between(rig);
+    }
+}
+
 #[test]
 fn a_compactions_hash_is_what_was_answered_before_it() {
     let (mut differ, mut empty) = (0, 0);
     for seed in 0..60 {
         let mut rng = Rng::new(seed);
         let mut rig = Rig::create();
+        let mut survivors = None;
         for _ in 0..6 {
             // From many live keys to none.
             let (live, revisions) = (rng.below(80), 1 + rng.below(12));
-            churn(&mut rig, &mut rng, revisions, live);
+            churn(&mut rig, &mut rng, 6, revisions, live);
             let (newest, before) = (rig.model.revision, rig.model.compacted);
             let floor = newest - rng.below(3).cast_signed();
             if floor <= before.max(0) {
@@ -174,11 +194,16 @@ fn a_compactions_hash_is_what_was_answered_before_it() {
             let answered = hash(&rig, floor, 3);
             differ += u32::from(answered.hash != expected.hash);
             rig.compact(floor);
-            // Writes go on while it computes.
-            let mut hasher = KvHasher::for_compaction(before, floor);
-            let early = settle(&rig.reader, || hasher.step(&rig.reader.pin().view(), 1));
-            churn(&mut rig, &mut rng, 3, live);
-            assert_eq!(early.unwrap_or_else(|| run(&rig, hasher, 2)), expected, "seed {seed}");
+            let mut writes = 3;
+            let hasher = CompactionHasher::new(before, floor, survivors.take().filter(|_| rng.chance(70)));
+            let (hash, left) = run_compaction(&mut rig, hasher, 1, |rig| {
+                if writes > 0 {
+                    writes -= 1;
+                    churn(rig, &mut rng, 6, 1, live);
+                }
+            });
+            assert_eq!(hash, expected, "seed {seed}");
+            survivors = Some(left);
             rig.finish_compaction();
             let nothing = rig.reader.pin().view().count(Bounds::ALL, floor);
             empty += u32::from(nothing == Ok(0));
@@ -186,6 +211,59 @@ fn a_compactions_hash_is_what_was_answered_before_it() {
     }
     assert!(empty > 10, "some compactions leave nothing: {empty}");
     assert!(differ > 0, "a last tombstone makes a difference");
+}
+
+#[test]
+fn a_compactions_hash_is_the_same_whether_survivors_are_read_or_remembered() {
+    let keys = u64::try_from(HASH_RUN_RECORDS * 5).unwrap();
+    for seed in 0..4 {
+        let mut rng = Rng::new(seed);
+        let mut rig = Rig::create();
+        let mut survivors = None;
+        churn(&mut rig, &mut rng, keys, keys, 95);
+        for round in 0..12 {
+            let (revisions, live) = (6 + rng.below(60), [95, 60][rng.index(2)]);
+            churn(&mut rig, &mut rng, keys, revisions, live);
+            let (floor, before) = (rig.model.revision - rng.below(5).cast_signed(), rig.model.compacted);
+            if floor <= before {
+                continue;
+            }
+            rig.compact(floor);
+            let budget = 1 + rng.index(300);
+            let fresh = CompactionHasher::new(before, floor, None);
+            let (expected, _) = run_compaction(&mut rig, fresh, budget, |_| {});
+            let hasher = CompactionHasher::new(before, floor, survivors.take());
+            let (hash, left) = run_compaction(&mut rig, hasher, 64, |_| {});
+            assert_eq!(hash, expected, "seed {seed}, round {round}");
+            survivors = Some(left);
+            rig.finish_compaction();
+        }
+    }
+}
+
+#[test]
+fn a_compactions_hash_reads_only_what_changed_since_the_one_before() {
+    let mut rig = Rig::create();
+    let count = HASH_RUN_RECORDS * 20;
+    for n in 0..count {
+        rig.put(format!("k{n:05}").as_bytes(), b"v", 0);
+        rig.publish();
+    }
+    let mut steps = Vec::new();
+    let mut survivors = None;
+    for _ in 0..2 {
+        rig.put(b"k00000", b"w", 0);
+        rig.publish();
+        let (floor, before) = (rig.model.revision, rig.model.compacted);
+        rig.compact(floor);
+        let mut taken = 0;
+        let hasher = CompactionHasher::new(before, floor, survivors.take());
+        survivors = Some(run_compaction(&mut rig, hasher, 1, |_| taken += 1).1);
+        rig.finish_compaction();
+        steps.push(taken);
+    }
+    assert!(steps[0] >= count, "all of it is read at first: {steps:?}");
+    assert!(steps[1] < 2 * HASH_RUN_RECORDS, "then one run and what is new: {steps:?}");
 }
 
 #[test]

@@ -9,7 +9,7 @@
 use core::time::Duration;
 use std::collections::VecDeque;
 
-use garboard_storage::hash::{HashKv, KvHasher};
+use garboard_storage::hash::{CompactionHasher, HashKv, Survivors};
 use garboard_storage::{Paged, View};
 
 use crate::envelope::Ticket;
@@ -39,7 +39,9 @@ pub struct KeptHashes {
     /// In order of revision.
     kept: VecDeque<HashKv>,
     /// There is at most one: a compaction asked for before it has ended follows an unfinished one.
-    running: Option<KvHasher>,
+    running: Option<CompactionHasher>,
+    /// What the last hash found alive, which makes the next one cheaper.
+    survivors: Option<Survivors>,
     /// Those who asked for the hash being computed, oldest first.
     waiters: VecDeque<Waiter>,
 }
@@ -48,7 +50,7 @@ impl KeptHashes {
     /// A compaction to `revision` was asked for; an earlier one to `floor` has finished.
     pub fn begin(&mut self, floor: i64, revision: i64) {
         assert!(self.running.is_none(), "nothing is being hashed once a compaction has finished");
-        self.running = Some(KvHasher::for_compaction(floor, revision));
+        self.running = Some(CompactionHasher::new(floor, revision, self.survivors.take()));
     }
 
     /// Whether a hash is being computed. Nothing that lies below its revision may be removed meanwhile.
@@ -72,13 +74,16 @@ impl KeptHashes {
     /// A step of the hash being computed. Gives it, once it is complete, and those who wait for it.
     ///
     /// What it costs: a step goes over as many revisions as a step of physical compaction, or fewer large ones, with
-    /// the same pauses between. In sum it reads every stored revision up to the compaction's once, because their
-    /// checksum is the promise, and looks up the key of each that lies at or below the floor. It holds no root, so
-    /// that space is reused meanwhile.
+    /// the same pauses between. In sum the first hash after a start reads every stored revision up to the compaction's
+    /// once and looks up its key. Later ones do so for what was written since the compaction before and for runs of
+    /// revisions in which something has died, and combine the remembered checksums of the rest. (That the rest is as
+    /// it was written is the page checksums' promise, and the scrub's to look after.) It holds no root, so that space
+    /// is reused meanwhile.
     pub fn step(&mut self, view: &View<'_>) -> Paged<Option<(HashKv, Vec<Ticket>)>> {
         let Some(running) = &mut self.running else { return Ok(None) };
-        let Some(hash) = running.step(view, COMPACTION_STEP_RECORDS)? else { return Ok(None) };
+        let Some((hash, survivors)) = running.step(view, COMPACTION_STEP_RECORDS)? else { return Ok(None) };
         self.running = None;
+        self.survivors = Some(survivors);
         assert!(self.kept.back().is_none_or(|newest| newest.revision < hash.revision), "compactions only go up");
         if self.kept.len() == KEPT_HASHES_MAX {
             self.kept.pop_front();
