@@ -250,6 +250,9 @@ fn a_put_keeps_what_it_is_told_to_keep() {
         assert_eq!(store.run(Command::Put(put.clone())), Err(Error::KeyNotFound));
         assert_eq!(store.txn(then(vec![Operation::Put(put)])), Err(Error::KeyNotFound));
     }
+    let neither = Put { ignore_value: true, lease: 9, ..plain_put("none", "") };
+    assert_eq!(store.run(Command::Put(neither.clone())), Err(Error::LeaseNotFound), "the lease is looked for first");
+    assert_eq!(store.txn(then(vec![Operation::Put(neither)])), Err(Error::LeaseNotFound));
 }
 
 #[test]

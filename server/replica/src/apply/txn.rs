@@ -139,15 +139,16 @@ impl<'a> Check<'a> {
         crate::read::range::read_revision(self.machine.revision_before(), compacted, range.revision, true).map(|_| ())
     }
 
+    /// The lease is looked for before the key, as for a put outside a transaction: a client sees the first error.
     fn put(&self, put: &Put) -> Paged<Result<(), Error>> {
+        if put.lease != 0 && !self.machine.lessor.contains(put.lease) {
+            return Ok(Err(Error::LeaseNotFound));
+        }
         if put.ignore_value || put.ignore_lease {
             let exists = self.machine.index.view().find(&put.key, NEWEST)?.is_some();
             if !exists || self.deleted.iter().any(|keys| keys.contains(&put.key)) {
                 return Ok(Err(Error::KeyNotFound));
             }
-        }
-        if put.lease != 0 && !self.machine.lessor.contains(put.lease) {
-            return Ok(Err(Error::LeaseNotFound));
         }
         Ok(Ok(()))
     }

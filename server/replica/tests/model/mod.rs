@@ -193,11 +193,11 @@ impl Model {
                 }
                 DecidedOperation::Plain(Operation::Put(put)) => {
                     let gone = deleted.iter().any(|keys| contains(keys, &put.key));
-                    if (put.ignore_value || put.ignore_lease) && (gone || self.find(&put.key).is_none()) {
-                        return Err(Error::KeyNotFound);
-                    }
                     if put.lease != 0 && !self.leases.contains_key(&put.lease) {
                         return Err(Error::LeaseNotFound);
+                    }
+                    if (put.ignore_value || put.ignore_lease) && (gone || self.find(&put.key).is_none()) {
+                        return Err(Error::KeyNotFound);
                     }
                 }
                 DecidedOperation::Plain(Operation::DeleteRange(delete)) => deleted.push(&delete.keys),
