@@ -135,6 +135,9 @@ pub struct Member {
     term_start: Option<u64>,
     /// A NOSPACE alarm of this member was proposed and is not applied.
     alarm_proposed: bool,
+    /// Writes refused by the quota, answered once that alarm is applied: until then it would not show, and a smaller
+    /// write could still go through after one that was refused.
+    refused: Vec<Ticket>,
     stages: Stages,
     failure: Option<Fatal>,
 }
@@ -202,6 +205,7 @@ impl Member {
             replayed_to: log.last().0,
             term_start: None,
             alarm_proposed: false,
+            refused: Vec::new(),
             stages: Stages::default(),
             failure: None,
             log,

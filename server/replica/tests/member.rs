@@ -188,7 +188,7 @@ fn what_is_over_the_quota_is_refused_and_raises_the_alarm() {
     config.quota_bytes = 1;
     let mut sim = Sim::with(8, config);
     assert_eq!(sim.execute(put("a", "1")), Err(Error::NoSpace));
-    sim.settle();
+    // The answer comes when the alarm shows, and not before.
     let Ok(Response::Status(status)) = sim.call(Request::Status) else { panic!() };
     assert_eq!(status.alarms, [Alarm { member_id: 7, kind: AlarmKind::NoSpace }]);
     let entries = sim.member.log().stats().entry_count;

@@ -276,13 +276,16 @@ impl Member {
                 self.raise_no_space(now);
             }
             match origin {
+                Origin::Client(ticket) if result == Err(Error::NoSpace) && self.alarm_proposed => {
+                    self.refused.push(ticket);
+                }
                 Origin::Client(ticket) => self.answer_client(now, ticket, &item.command, result),
                 Origin::Expiry => {}
                 Origin::AutoCompaction => {
                     let compacted = matches!(result, Ok(_) | Err(Error::Compacted));
                     self.auto_compactor.handle_result(now, compacted);
                 }
-                Origin::Alarm => self.alarm_proposed = false,
+                Origin::Alarm => self.finish_alarm(),
             }
         }
     }

@@ -65,6 +65,7 @@ impl Member {
         assert_eq!(context.keyspace, self.config.keyspace, "requests reach the home core of their keyspace");
         match self.admit(now, writes, &command) {
             Ok(()) => self.enqueue(now, writes, Origin::Client(ticket), &context.principal, &command),
+            Err(Error::NoSpace) if self.alarm_proposed => self.refused.push(ticket),
             Err(error) => self.answer(ticket, Err(error)),
         }
     }
@@ -119,6 +120,14 @@ impl Member {
         self.propose_own(now, [(Origin::Alarm, Command::AlarmActivate(alarm))]);
     }
 
+    /// The proposed alarm is applied, or lost; either way what it refused is answered.
+    pub(super) fn finish_alarm(&mut self) {
+        self.alarm_proposed = false;
+        for ticket in std::mem::take(&mut self.refused) {
+            self.answer(ticket, Err(Error::NoSpace));
+        }
+    }
+
     fn enqueue(
         &mut self,
         now: Duration,
@@ -169,7 +178,7 @@ impl Member {
             // The lessor proposes again by itself.
             Origin::Expiry => {}
             Origin::AutoCompaction => self.auto_compactor.handle_result(now, false),
-            Origin::Alarm => self.alarm_proposed = false,
+            Origin::Alarm => self.finish_alarm(),
         }
     }
 
