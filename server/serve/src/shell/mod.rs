@@ -17,6 +17,7 @@ mod scrub;
 mod signals;
 mod start;
 
+use std::io;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, mpsc};
@@ -32,7 +33,7 @@ use self::home::{Home, Inbox};
 use self::mesh::{Lane, Outgoing, ToCore, ToHome};
 use self::net::{CoreLoad, Listener};
 pub use self::start::StartError;
-use crate::config::{Config, GARBOARD_VERSION};
+use crate::config::{Config, GARBOARD_VERSION, ListenAddress};
 use crate::core::{Core, Edge, Identity, RequestLimits, Shared};
 
 /// Locked memory that all executors together register with their rings: what the usual limit of 8 MiB leaves room for.
@@ -108,14 +109,13 @@ fn shared(config: &Config) -> Shared {
 fn bind_all(config: &Config) -> Result<Vec<Listener>, StartError> {
     let mut listeners = Vec::new();
     for address in &config.listen_client {
-        let listener = net::bind(address).map_err(|source| StartError::File {
-            action: "listening on",
-            path: address.to_string(),
-            source,
-        })?;
-        listeners.push(listener);
+        listeners.push(net::bind(address).map_err(|source| listening_failed(address, source))?);
     }
     Ok(listeners)
+}
+
+fn listening_failed(address: &ListenAddress, source: io::Error) -> StartError {
+    StartError::File { action: "listening on", path: address.to_string(), source }
 }
 
 /// What all cores of a server are started with.
@@ -214,7 +214,8 @@ async fn home_core(
     };
     home.run(|| {
         start::mark_ready(&dir, &config)?;
-        for listener in listeners {
+        for (listener, address) in listeners.into_iter().zip(&config.listen_client) {
+            let listener = net::listen(listener).map_err(|source| listening_failed(address, source))?;
             let (core, loads, outgoing) = (core.clone(), loads.clone(), outgoing.clone());
             glommio::spawn_local(net::accept(listener, loads.clone(), move |index, connection| match index {
                 0 => drop(glommio::spawn_local(net::serve(core.clone(), connection, loads.clone(), 0)).detach()),

@@ -4,7 +4,8 @@ use std::cell::Cell;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{FromRawFd, IntoRawFd};
-use std::path::PathBuf;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,7 +16,7 @@ use glommio::timer::sleep;
 use smol_hyper::rt::FuturesIo;
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::edge::{CoreExecutor, stop_process};
+use super::edge::CoreExecutor;
 use crate::api;
 use crate::config::ListenAddress;
 use crate::core::Core;
@@ -54,6 +55,14 @@ pub enum Listener {
     Unix(PathBuf),
 }
 
+/// A socket that takes clients, on the executor that accepts them.
+pub enum Listening {
+    /// Over IP.
+    Tcp(TcpListener),
+    /// In the file system.
+    Unix(UnixListener),
+}
+
 /// How busy a core is and how many connections it has; any core may read it.
 #[derive(Debug, Default)]
 pub struct CoreLoad {
@@ -70,29 +79,40 @@ pub struct CoreLoad {
 /// What the socket layer answers.
 pub fn bind(address: &ListenAddress) -> io::Result<Listener> {
     match address {
-        ListenAddress::Tcp(address) => bind_patiently(*address).map(Listener::Tcp),
+        ListenAddress::Tcp(address) => patiently(|| bind_tcp(*address)).map(Listener::Tcp),
         ListenAddress::Unix(path) => {
-            // A socket file that nobody listens on any more is in the way of the next bind.
-            match std::os::unix::net::UnixStream::connect(path) {
-                Ok(_) => return Err(io::ErrorKind::AddrInUse.into()),
-                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path)?,
-                Err(_) => {}
-            }
+            patiently(|| clear_socket(path))?;
             Ok(Listener::Unix(path.clone()))
         }
     }
 }
 
-/// Binds, and waits a little where the address is in use: the kernel takes a killed process's ring down in the
+/// Tries, and waits a little where the address is in use: the kernel takes a killed process's ring down in the
 /// background, and only then are the sockets that it waited on free.
-fn bind_patiently(address: SocketAddr) -> io::Result<Socket> {
+fn patiently<T>(attempt: impl Fn() -> io::Result<T>) -> io::Result<T> {
     for _ in 0..BIND_TRIES {
-        match bind_tcp(address) {
+        match attempt() {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => std::thread::sleep(BIND_RETRY),
             outcome => return outcome,
         }
     }
-    bind_tcp(address)
+    attempt()
+}
+
+/// Removes a socket file that nobody listens on any more: it would be in the way of the next bind. What is no socket
+/// stays.
+fn clear_socket(path: &Path) -> io::Result<()> {
+    match std::fs::symlink_metadata(path) {
+        Ok(metadata) if metadata.file_type().is_socket() => {}
+        Ok(_) => return Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is a file that is no socket")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    }
+    match std::os::unix::net::UnixStream::connect(path) {
+        Ok(_) => Err(io::ErrorKind::AddrInUse.into()),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
+        Err(error) => Err(error),
+    }
 }
 
 fn bind_tcp(address: SocketAddr) -> io::Result<Socket> {
@@ -108,6 +128,22 @@ fn bind_tcp(address: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
+/// Takes a bound socket to this executor; from here on clients that connect wait to be accepted.
+///
+/// # Errors
+/// Where a socket can't be made in the file system.
+pub fn listen(listener: Listener) -> io::Result<Listening> {
+    match listener {
+        Listener::Tcp(socket) => {
+            // SAFETY: the descriptor was just given up by its only owner.
+            #[allow(unsafe_code)]
+            let listener = unsafe { TcpListener::from_raw_fd(socket.into_raw_fd()) };
+            Ok(Listening::Tcp(listener))
+        }
+        Listener::Unix(path) => UnixListener::bind(path).map(Listening::Unix).map_err(Into::into),
+    }
+}
+
 /// The core a new connection goes to: the home core (number 0) while little is going on there, else the least busy.
 pub fn place(loads: &[CoreLoad]) -> usize {
     let busy = |load: &CoreLoad| load.busy_permille.load(Ordering::Relaxed);
@@ -119,24 +155,13 @@ pub fn place(loads: &[CoreLoad]) -> usize {
 }
 
 /// Accepts connections for as long as the server lives, and hands each to `give` with the core chosen for it.
-pub async fn accept(listener: Listener, loads: Arc<Vec<CoreLoad>>, give: impl Fn(usize, Accepted)) {
-    match listener {
-        Listener::Tcp(socket) => {
-            // SAFETY: the descriptor was just given up by its only owner.
-            #[allow(unsafe_code)]
-            let listener = unsafe { TcpListener::from_raw_fd(socket.into_raw_fd()) };
-            loop {
-                let accepted = listener.shared_accept().await.map(Accepted::Tcp);
-                hand_over(accepted, &loads, &give).await;
-            }
-        }
-        Listener::Unix(path) => match UnixListener::bind(&path) {
-            Ok(listener) => loop {
-                let accepted = listener.shared_accept().await.map(Accepted::Unix);
-                hand_over(accepted, &loads, &give).await;
-            },
-            Err(error) => stop_process(&format!("listening on {}: {error}", path.display())),
-        },
+pub async fn accept(listener: Listening, loads: Arc<Vec<CoreLoad>>, give: impl Fn(usize, Accepted)) {
+    loop {
+        let accepted = match &listener {
+            Listening::Tcp(listener) => listener.shared_accept().await.map(Accepted::Tcp),
+            Listening::Unix(listener) => listener.shared_accept().await.map(Accepted::Unix),
+        };
+        hand_over(accepted, &loads, &give).await;
     }
 }
 
@@ -231,6 +256,22 @@ mod tests {
     #[test]
     fn a_busy_home_core_gives_connections_to_the_least_busy() {
         assert_eq!(place(&loads(&[(900, 1), (500, 1), (100, 9)])), 2);
+    }
+
+    #[test]
+    fn only_a_socket_nobody_listens_on_is_removed() {
+        let folder = std::env::temp_dir().join(format!("garboard-net-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("socket");
+        assert!(clear_socket(&path).is_ok(), "nothing is in the way");
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        assert_eq!(clear_socket(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        drop(listener);
+        assert!(clear_socket(&path).is_ok() && !path.exists());
+        std::fs::write(&path, b"precious").unwrap();
+        assert_eq!(clear_socket(&path).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]
