@@ -56,8 +56,12 @@ impl Index {
         Index::assemble(config, file, Space::new(), Root::empty(), 0, 0, 0)
     }
 
-    /// Opens what the newest durable checkpoint left. Reads the meta slots and the free map, some 16 pages for each
-    /// GiB of the file; blocks.
+    /// Opens the newest whole checkpoint. Reads the meta slots and the free map, some 16 pages for each GiB of the file;
+    /// blocks.
+    ///
+    /// A process that died may have left a checkpoint in the kernel's cache. The caller makes the file durable before
+    /// it opens it, so that what the log forgets on the strength of this checkpoint is not needed again. The index
+    /// itself overwrites nothing that an older checkpoint needs before it has synced.
     pub fn open(config: IndexConfig, file: Arc<dyn PageFile>) -> Result<(Index, OpenFacts), OpenError> {
         let meta = read_meta(&*file)?;
         if (meta.cluster_id, meta.member_id) != (config.cluster_id, config.member_id) {

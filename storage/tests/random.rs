@@ -7,7 +7,7 @@ mod support;
 use garboard_simdisk::{Kept, Rng};
 use garboard_storage::{Bounds, CheckError, Snapshot};
 use support::model::Model;
-use support::{Rig, assert_same, open, range, settle, visible};
+use support::{NAME, Rig, assert_same, open, range, settle, visible};
 
 /// A key of one of several shapes: short, with a shared prefix, very long with a shared prefix.
 fn key(rng: &mut Rng) -> Vec<u8> {
@@ -82,21 +82,29 @@ impl Run {
         }
     }
 
-    /// Loses power or only the process, and goes on from what the disk has.
+    /// Loses power or only the process, and goes on from what the disk has. A process that finds what its predecessor
+    /// did not live to sync may make it durable, or may lose it to a power loss later.
     fn crash(&mut self) {
         self.pinned.clear();
         let mut disk = self.rig.file.disk.lock().unwrap().clone();
-        if self.rng.chance(70) {
+        let power_lost = self.rng.chance(70);
+        if power_lost {
             disk.crash(Kept::Random(self.rng.next_u64()), usize::MAX);
+        } else if self.rng.chance(50) {
+            disk.sync(NAME).unwrap();
         }
+        let synced = disk.unsynced_sectors() == 0;
         let (index, facts, file) = open(disk).unwrap();
-        let checkpoints = std::mem::take(&mut self.rig.checkpoints);
-        assert!(facts.applied.index >= self.rig.durable.unwrap_or(0), "a durable checkpoint was lost");
-        let durable = facts.applied.index;
-        let anchor = durable.to_le_bytes();
+        let durable = self.rig.durable.unwrap_or(0);
+        let opened = facts.applied.index;
+        assert!(opened >= durable, "durable checkpoint {durable} was lost: {:?}", facts.applied);
+        let anchor = opened.to_le_bytes();
         assert_eq!((facts.anchor.as_ref(), facts.conf.as_ref()), (&anchor[..], &b"conf"[..]));
-        self.rig = Rig::around(index, file, checkpoints[&durable].clone());
-        self.rig.durable = Some(durable);
+        let mut checkpoints = std::mem::take(&mut self.rig.checkpoints);
+        checkpoints.retain(|&applied, _| applied <= opened);
+        self.rig = Rig::around(index, file, checkpoints[&opened].clone());
+        self.rig.checkpoints = checkpoints;
+        self.rig.durable = Some(if synced { opened } else { durable });
         self.verify();
     }
 
@@ -207,7 +215,8 @@ fn run(seed: u64, steps: usize) {
 #[test]
 fn random_operations_show_what_ordered_maps_show() {
     if let Ok(seed) = std::env::var("SEED") {
-        return run(seed.parse().unwrap(), 3_000);
+        let steps = std::env::var("STEPS").map_or(700, |steps| steps.parse().unwrap());
+        return run(seed.parse().unwrap(), steps);
     }
     let seeds = std::env::var("SEEDS").map_or(60, |seeds| seeds.parse().unwrap());
     for seed in 0..seeds {
