@@ -224,3 +224,23 @@ fn a_rotten_index_is_never_served() {
     let said = Launch::new(&folder.data()).refused();
     assert!(said.contains(common::mount::text(&index)), "{said}");
 }
+
+#[test]
+fn a_page_that_can_no_longer_be_read_ends_the_process_with_page_and_offset() {
+    let folder = Folder::new();
+    with_index(&folder);
+    let mut server = Launch::new(&folder.data()).start();
+    let client = server.client();
+    assert!(read_all(&client), "every page has been read and checked once");
+    // As with a device that fails later: pages that were there can't be read any more.
+    let index = folder.data().join("keyspace-0/index");
+    fs::OpenOptions::new().write(true).open(&index).unwrap().set_len(FIXED_BYTES).unwrap();
+    assert!(!read_all(&client), "pages that are gone are not served");
+    let status = server.wait();
+    let said = server.said();
+    assert_eq!(status.code(), Some(1), "it stops by itself: {status}: {said}");
+    let message = said.lines().rfind(|line| line.starts_with("garboard: ")).unwrap_or_default();
+    for part in [common::mount::text(&index), "page ", "offset ", "can't be read"] {
+        assert!(message.contains(part), "{part}: {said}");
+    }
+}

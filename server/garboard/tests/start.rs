@@ -316,6 +316,62 @@ fn one_core_is_enough_by_flag_and_by_affinity() {
 }
 
 #[test]
+fn a_cgroups_quota_bounds_the_cores() {
+    let allowed = rustix::thread::sched_getaffinity(None).unwrap().count();
+    if allowed < 2 {
+        return skip("there is one processor only");
+    }
+    let group = match Cgroup::of_one_core() {
+        Ok(group) => group,
+        Err(reason) => return skip(&reason),
+    };
+    let folder = Folder::new();
+    // The shell puts itself into the group and becomes the server.
+    let mut command = Command::new("/bin/sh");
+    command.arg("-c").arg("echo $$ > \"$0\"/cgroup.procs && exec \"$@\"").arg(&group.0).arg(executable());
+    let launch = Launch::bare(command);
+    let url = format!("--listen-client-urls=http://127.0.0.1:{}", launch.port());
+    let mut server = launch.arg("serve").arg("--data-dir").arg(folder.data()).arg(url).start();
+    check_serves(&server.client());
+    let output = server.output();
+    let (_, processors) = output.split_once("processors [").expect("it says which processors it uses");
+    let (processors, _) = processors.split_once(']').unwrap();
+    assert!(!processors.contains(','), "one core, not {processors}");
+    server.kill();
+}
+
+/// A control group whose processes may use one core.
+struct Cgroup(std::path::PathBuf);
+
+impl Cgroup {
+    fn of_one_core() -> Result<Cgroup, String> {
+        let name = format!("garboard-test-{}", std::process::id());
+        for (root, file, quota) in
+            [("/sys/fs/cgroup/cpu", "cpu.cfs_quota_us", "100000"), ("/sys/fs/cgroup", "cpu.max", "100000 100000")]
+        {
+            let group = Cgroup(Path::new(root).join(&name));
+            let made = fs::create_dir(&group.0).is_ok();
+            if made && group.0.join(file).exists() && fs::write(group.0.join(file), quota).is_ok() {
+                return Ok(group);
+            }
+        }
+        Err("no control group can be made".to_owned())
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // A group that still holds a process that is going can't be removed yet.
+        for _ in 0..100 {
+            if fs::remove_dir(&self.0).is_ok() || !self.0.exists() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+#[test]
 fn an_ordinary_user_with_the_usual_memlock_limit_is_enough() {
     let (Some(prlimit), Some(setpriv)) = (tool("prlimit"), tool("setpriv")) else {
         return skip("prlimit or setpriv is not installed");
@@ -391,6 +447,32 @@ fn forbid_io_uring(command: &mut Command, errno: i32) {
     unsafe {
         command.pre_exec(install);
     }
+}
+
+#[test]
+fn where_o_direct_is_refused_it_says_so_once_and_loses_nothing() {
+    let mount = match common::mount::Ramfs::new() {
+        Ok(mount) => mount,
+        Err(reason) => return skip(&reason),
+    };
+    let data = mount.path().join("data");
+    let mut acknowledged = common::load::Acknowledged::new();
+    for round in 0..3 {
+        let mut server = Launch::new(&data).start();
+        common::load::check_all_there(&server, &acknowledged);
+        let load = common::load::Load::start(&server, &format!("round-{round}"), 8, 2000);
+        load.wait_for(300);
+        // Beyond a segment, so that further files are opened.
+        let client = server.client();
+        for number in 0..20 {
+            client.put(format!("large-{number}"), vec![b'v'; 1 << 20]).unwrap();
+        }
+        server.kill();
+        acknowledged.extend(load.finish().0);
+        let said = server.said();
+        assert_eq!(said.matches("refuses O_DIRECT").count(), 1, "{said}");
+    }
+    common::load::check_all_there(&Launch::new(&data).start(), &acknowledged);
 }
 
 #[test]

@@ -84,6 +84,32 @@ impl Mount {
     }
 }
 
+/// A mounted file system in memory that refuses O_DIRECT.
+pub struct Ramfs(Folder);
+
+impl Ramfs {
+    /// Mounts one; the reason where that is not permitted.
+    pub fn new() -> Result<Ramfs, String> {
+        if !is_root() {
+            return Err("only root can mount".to_owned());
+        }
+        let folder = Folder::new();
+        run("mount", &["-t".as_ref(), "ramfs".as_ref(), "none".as_ref(), folder.path().as_os_str()])?;
+        Ok(Ramfs(folder))
+    }
+
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for Ramfs {
+    fn drop(&mut self) {
+        // A killed server may hold on to it for a moment; it goes with its last user.
+        let _ = run("umount", &["-l".as_ref(), self.0.path().as_os_str()]);
+    }
+}
+
 impl Drop for Mount {
     fn drop(&mut self) {
         let mounts = fs::read_to_string("/proc/mounts").unwrap_or_default();

@@ -3,6 +3,7 @@
 //! [`run`] is a server's life: check the machine, lock the data directory, start the home core, which opens the member,
 //! then the other cores, then listen, and stop in order when a signal says so.
 
+mod bus_error;
 pub mod cores;
 pub mod data_dir;
 mod edge;

@@ -13,6 +13,7 @@ use garboard_replica::request::KeyspaceId;
 use garboard_storage::{Index, IndexConfig, MappedFile, OpenError, PageFile, limits};
 use garboard_wal::{Anchor, Log, LogConfig, MetaFacts, Recovery, RecoveryError, SegmentFile};
 
+use super::bus_error;
 use super::data_dir::{DataDir, DataDirError, Ownership, Stage};
 use super::home::log_error;
 use super::index_file::IndexFile;
@@ -184,8 +185,9 @@ fn read_log(recovery: &mut Recovery, log_files: &LogFiles) {
 fn map(index_file: &IndexFile) -> Result<Arc<dyn PageFile>, StartError> {
     let failed = |source| failed("mapping", index_file.path(), source);
     let file = index_file.file().try_clone().map_err(failed)?;
-    let mapped = MappedFile::new(file, limits::RESERVE_BYTES).map_err(failed)?;
-    Ok(Arc::new(mapped))
+    let mapped = Arc::new(MappedFile::new(file, limits::RESERVE_BYTES).map_err(failed)?);
+    bus_error::watch(mapped.clone(), index_file.path()).map_err(failed)?;
+    Ok(mapped)
 }
 
 fn failed(action: &'static str, path: &std::path::Path, source: io::Error) -> StartError {
