@@ -113,7 +113,12 @@ pub async fn open_member(dir: &DataDir, config: &Config, now: Duration) -> Resul
 /// What the file system answers.
 pub fn mark_ready(dir: &DataDir, config: &Config) -> Result<(), StartError> {
     let (cluster_id, member_id) = (config.cluster.cluster_id, config.cluster.local().id);
-    Ok(dir.set_ownership(&Ownership { cluster_id, member_id, stage: Stage::Ready })?)
+    let ready = Ownership { cluster_id, member_id, stage: Stage::Ready };
+    // A directory that has served needs no write, for which a full disk would have no room.
+    if dir.ownership()? == Some(ready) {
+        return Ok(());
+    }
+    Ok(dir.set_ownership(&ready)?)
 }
 
 async fn reopen(
