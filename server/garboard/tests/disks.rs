@@ -33,12 +33,14 @@ fn put_until_refused(client: &Client, at_most: usize) -> usize {
     panic!("{at_most} MiB went to a full disk");
 }
 
-/// What goes on while the disk is full, and that writes resume by themselves once there is room.
-fn check_full_disk(server: &mut Server, filler: &Path, taken: usize) {
+/// What goes on while the disk is full, also after a restart, and that writes resume by themselves once there is room.
+fn check_full_disk(launch: &dyn Fn() -> Launch, mut server: Server, filler: &Path, taken: usize) {
+    check_refuses_growth(&mut server);
+    server.kill();
+    let mut server = launch().start();
+    check_refuses_growth(&mut server);
     let client = server.client();
     assert!(taken > 1, "what was reserved is used first");
-    assert_eq!(client.get("fill/0000").unwrap().unwrap().value.len(), MIB);
-    assert_eq!(client.put("small", "v").unwrap_err().text(), NO_SPACE);
     let (before, revision) = client.keys().unwrap();
     assert_eq!(client.delete("fill/0000").unwrap(), 1);
     assert_eq!(client.get("fill/0000").unwrap(), None);
@@ -51,6 +53,17 @@ fn check_full_disk(server: &mut Server, filler: &Path, taken: usize) {
     assert_eq!(resumed, revision + 2, "the refused writes left no trace");
     assert_eq!(client.keys().unwrap().0.len(), before.len());
     client.put("large", vec![b'l'; MIB]).unwrap();
+    server.kill();
+    let server = launch().start();
+    assert_eq!(server.client().get("small").unwrap().unwrap().value, "v");
+    server.stop();
+}
+
+fn check_refuses_growth(server: &mut Server) {
+    let client = server.client();
+    assert_eq!(client.get("fill/0000").unwrap().unwrap().value.len(), MIB);
+    assert_eq!(client.put("small", vec![b's'; MIB]).unwrap_err().text(), NO_SPACE);
+    assert!(server.is_alive(), "{}", server.output());
 }
 
 #[test]
@@ -59,15 +72,11 @@ fn a_full_disk_refuses_growth_and_writes_resume_when_there_is_space() {
         Ok(mount) => mount,
         Err(reason) => return skip(&reason),
     };
-    let mut server = Launch::new(&mount.path("data")).start();
-    server.client().put("first", "v").unwrap();
+    let launch = || Launch::new(&mount.path("data"));
+    let server = launch().start();
     let filler = mount.fill();
     let taken = put_until_refused(&server.client(), 90);
-    check_full_disk(&mut server, &filler, taken);
-    server.kill();
-    let server = Launch::new(&mount.path("data")).start();
-    assert_eq!(server.client().get("small").unwrap().unwrap().value, "v");
-    server.stop();
+    check_full_disk(&launch, server, &filler, taken);
 }
 
 #[test]
@@ -80,14 +89,10 @@ fn a_full_disk_below_the_log_alone_refuses_growth_and_writes_resume_when_there_i
         let wal = format!("--wal-dir={}", mount.path("wal").display());
         Launch::new(&mount.beside("data")).arg(wal)
     };
-    let mut server = launch().start();
+    let server = launch().start();
     let filler = mount.fill();
     let taken = put_until_refused(&server.client(), 90);
-    check_full_disk(&mut server, &filler, taken);
-    server.kill();
-    let server = launch().start();
-    assert_eq!(server.client().get("small").unwrap().unwrap().value, "v");
-    server.stop();
+    check_full_disk(&launch, server, &filler, taken);
 }
 
 #[test]
@@ -100,14 +105,10 @@ fn a_full_disk_below_the_index_alone_refuses_growth_and_writes_resume_when_there
         let wal = format!("--wal-dir={}", mount.beside("wal").display());
         Launch::new(&mount.path("data")).arg(wal)
     };
-    let mut server = launch().start();
+    let server = launch().start();
     let filler = mount.fill();
     let taken = put_until_refused(&server.client(), 400);
-    check_full_disk(&mut server, &filler, taken);
-    server.kill();
-    let server = launch().start();
-    assert_eq!(server.client().get("small").unwrap().unwrap().value, "v");
-    server.stop();
+    check_full_disk(&launch, server, &filler, taken);
 }
 
 #[test]
