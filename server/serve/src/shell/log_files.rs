@@ -1,7 +1,8 @@
 //! The log's files: carries out the log's effects with O_DIRECT and io_uring, or buffered where that is refused.
 //!
-//! Every write is synchronous (O_DSYNC): its completion means that the bytes are durable. A segment is preallocated and
-//! zero-filled before it is first used, so a write changes no metadata.
+//! Every write is synchronous, by O_DSYNC or by an fdatasync behind it, whichever the probe at start found better: its
+//! completion means that the bytes are durable. A segment is preallocated and zero-filled before it is first used, so a
+//! write changes no metadata.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -19,6 +20,7 @@ use glommio::timer::sleep;
 
 use super::data_dir::segment_path;
 use super::files;
+use super::probe::SyncForm;
 
 /// Zeros written at once while a segment is prepared.
 const FILL_CHUNK_BYTES: usize = 1 << 20;
@@ -66,6 +68,7 @@ pub struct LogFiles(Rc<Inner>);
 
 struct Inner {
     folder: PathBuf,
+    sync_form: SyncForm,
     /// Whether the file system refused O_DIRECT.
     buffered: Cell<bool>,
     warned: Cell<bool>,
@@ -74,9 +77,10 @@ struct Inner {
 
 impl LogFiles {
     /// The files below a log's folder.
-    pub fn new(folder: PathBuf) -> LogFiles {
+    pub fn new(folder: PathBuf, sync_form: SyncForm) -> LogFiles {
         LogFiles(Rc::new(Inner {
             folder,
+            sync_form,
             buffered: Cell::new(false),
             warned: Cell::new(false),
             open: RefCell::new(HashMap::new()),
@@ -113,7 +117,7 @@ impl LogFiles {
         let file = match self.open_direct(&path).await? {
             Some(file) => SegmentFile::Direct(file),
             None => {
-                let file = dsync_options().buffered_open(&path).await.map_err(into_io)?;
+                let file = self.options().buffered_open(&path).await.map_err(into_io)?;
                 SegmentFile::Buffered(file)
             }
         };
@@ -127,7 +131,7 @@ impl LogFiles {
         if self.0.buffered.get() {
             return Ok(None);
         }
-        match dsync_options().dma_open(path).await.map_err(into_io) {
+        match self.options().dma_open(path).await.map_err(into_io) {
             Ok(file) => {
                 // The executor's library gives way by itself on tmpfs.
                 let flags = rustix::fs::fcntl_getfl(lend(&file))?;
@@ -150,7 +154,7 @@ impl LogFiles {
         if !self.0.warned.replace(true) {
             tracing::warn!(
                 "the file system of {} refuses O_DIRECT; the log goes through the page cache, each write still \
-                 synchronous (O_DSYNC)",
+                 followed by a sync",
                 path.display()
             );
         }
@@ -201,7 +205,14 @@ impl LogFiles {
             }
             _ => return Err(io::Error::new(io::ErrorKind::InvalidInput, "a buffer of the other kind")),
         };
-        if written == len { Ok(()) } else { Err(io::Error::new(io::ErrorKind::WriteZero, "short write")) }
+        if written != len {
+            return Err(io::Error::new(io::ErrorKind::WriteZero, "short write"));
+        }
+        match (self.0.sync_form, &*file) {
+            (SyncForm::Dsync, _) => Ok(()),
+            (SyncForm::ThenFdatasync, SegmentFile::Direct(file)) => file.fdatasync().await.map_err(into_io),
+            (SyncForm::ThenFdatasync, SegmentFile::Buffered(file)) => file.fdatasync().await.map_err(into_io),
+        }
     }
 
     /// Replaces the manifest, durably.
@@ -225,6 +236,16 @@ impl LogFiles {
             files::sync_folder(path.parent().unwrap_or(Path::new(".")))
         };
         glommio::executor().spawn_blocking(work).await
+    }
+
+    fn options(&self) -> glommio::io::OpenOptions {
+        let mut options = glommio::io::OpenOptions::new();
+        options.read(true).write(true);
+        if self.0.sync_form == SyncForm::Dsync {
+            let dsync = i32::try_from(rustix::fs::OFlags::DSYNC.bits()).expect("flags fit the C type");
+            options.custom_flags(dsync);
+        }
+        options
     }
 
     fn file(&self, shard: u16, segment: u64) -> Option<Rc<SegmentFile>> {
@@ -263,13 +284,6 @@ fn lend(file: &impl AsRawFd) -> BorrowedFd<'_> {
     unsafe {
         BorrowedFd::borrow_raw(file.as_raw_fd())
     }
-}
-
-fn dsync_options() -> glommio::io::OpenOptions {
-    let mut options = glommio::io::OpenOptions::new();
-    let dsync = i32::try_from(rustix::fs::OFlags::DSYNC.bits()).expect("flags fit the C type");
-    options.read(true).write(true).custom_flags(dsync);
-    options
 }
 
 fn into_io<T>(error: GlommioError<T>) -> io::Error {

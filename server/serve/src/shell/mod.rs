@@ -33,6 +33,7 @@ pub use self::edge::with_sources;
 use self::home::{Home, Inbox};
 use self::mesh::{Lane, Outgoing, ToCore, ToHome};
 use self::net::{CoreLoad, Listener};
+use self::probe::SyncForm;
 pub use self::start::StartError;
 use crate::config::{Config, GARBOARD_VERSION, ListenAddress};
 use crate::core::{Core, Edge, Identity, RequestLimits, Shared};
@@ -63,15 +64,20 @@ pub fn run(config: Config) -> Result<(), StartError> {
     }
     let listeners = bind_all(&config)?;
     let mut cpus = cores::usable(config.cores.map(|cores| usize::from(cores.get())));
-    let home = probe::interrupt_core(&cpus, dir.wal_path());
-    cpus.sort_by_key(|cpu| *cpu != home);
-    tracing::info!(version = GARBOARD_VERSION, "starting on processors {cpus:?}, the first is the keyspace's home");
+    let device = probe::log_device(&cpus, dir.wal_path());
+    cpus.sort_by_key(|cpu| *cpu != device.home_core);
+    tracing::info!(
+        version = GARBOARD_VERSION,
+        "starting on processors {cpus:?}, the first is the keyspace's home; the log syncs by {:?}",
+        device.sync_form
+    );
 
     let shared = Arc::new(shared(&config));
     let stop = shared.clone();
     let server = Server {
         config,
         dir,
+        sync_form: device.sync_form,
         shared,
         loads: Arc::new(cpus.iter().map(|_| CoreLoad::default()).collect()),
         started: Instant::now(),
@@ -123,6 +129,7 @@ fn listening_failed(address: &ListenAddress, source: io::Error) -> StartError {
 struct Server {
     config: Config,
     dir: DataDir,
+    sync_form: SyncForm,
     shared: Arc<Shared>,
     loads: Arc<Vec<CoreLoad>>,
     started: Instant,
@@ -177,9 +184,9 @@ async fn home_core(
     listeners: Vec<Listener>,
     opened: mpsc::Sender<Reader>,
 ) -> Result<(), StartError> {
-    let Server { config, dir, shared, loads, started } = server;
+    let Server { config, dir, sync_form, shared, loads, started } = server;
     let edge = Rc::new(GlommioEdge::new(started));
-    let member = start::open_member(&dir, &config, edge.now()).await?;
+    let member = start::open_member(&dir, &config, sync_form, edge.now()).await?;
     let reader = member.member.reader();
     let core = Core::new(0, shared.clone(), edge.clone(), reader.clone());
     // The others start only now: until the member is open there is nothing to serve.

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use io_uring::{IoUring, opcode, types};
+use io_uring::{IoUring, opcode, squeue, types};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 /// Cores that are tried; a machine with more has a device with a queue for each, where it does not matter.
@@ -18,6 +18,8 @@ const CANDIDATES_MAX: usize = 8;
 const WRITES: u64 = 5;
 /// A core is the one with the interrupts when writes behind its busy loop take this many times as long as elsewhere.
 const SLOWER_AT_LEAST: u32 = 4;
+/// A write that takes this long waited for a processor.
+const BUSY_LATENCY: Duration = Duration::from_millis(1);
 const BLOCK_BYTES: usize = 4096;
 
 /// Checks that io_uring can be used.
@@ -47,40 +49,87 @@ pub fn io_uring_available() -> Result<(), String> {
     Err(format!("io_uring can't be set up ({error}); {advice}"))
 }
 
-/// The core that should be the home core: the one that takes the interrupts of the device below `folder`, as far as
-/// that can be told; else the first.
+/// How a write of the log is made synchronous.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SyncForm {
+    /// The file is open with O_DSYNC: the write's completion says that it is durable.
+    Dsync,
+    /// The write is followed by an fdatasync.
+    ThenFdatasync,
+}
+
+/// What the log's device and this machine's processors do best.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogDevice {
+    /// The core that takes the device's interrupts, as far as that can be told; else the first.
+    pub home_core: usize,
+    /// The form whose latency is the better one when some core is busy.
+    pub sync_form: SyncForm,
+}
+
+/// Measures the log's device from `cores`, with each of them busy in turn.
 ///
-/// Completing an asynchronous synchronous write takes work on the interrupt's core; behind a busy loop there it waits
-/// for the scheduler. So each core in turn gets a busy loop while another one times writes.
-pub fn interrupt_core(cores: &[usize], folder: &Path) -> usize {
-    let candidates = &cores[..cores.len().min(CANDIDATES_MAX)];
-    if candidates.len() < 2 {
-        return cores[0];
-    }
+/// Completing an O_DSYNC write can take work on the core that takes the interrupts; behind a busy loop there it waits for
+/// the scheduler, thousands of microseconds. That tells which core it is, and whether O_DSYNC is a good choice on a
+/// machine where somebody else may be busy on it.
+pub fn log_device(cores: &[usize], folder: &Path) -> LogDevice {
+    let fallback = LogDevice { home_core: cores[0], sync_form: SyncForm::ThenFdatasync };
     let path = folder.join("probe");
-    let mut latencies = Vec::new();
-    for (position, busy) in candidates.iter().enumerate() {
-        let timing = candidates[(position + 1) % candidates.len()];
-        match latency_behind(*busy, timing, &path) {
-            Ok(latency) => latencies.push((latency, *busy)),
-            Err(error) => {
-                tracing::debug!("probing core {busy}: {error}");
-                break;
-            }
+    let outcome = measure(&cores[..cores.len().min(CANDIDATES_MAX)], &path);
+    let _ = fs::remove_file(&path);
+    match outcome {
+        Ok(measured) => {
+            let device = choose(&measured);
+            tracing::debug!(?measured, ?device, "probed the log's device");
+            device
+        }
+        Err(error) => {
+            tracing::debug!("probing the log's device: {error}");
+            fallback
         }
     }
-    let _ = fs::remove_file(&path);
-    if latencies.len() < candidates.len() {
-        return cores[0];
+}
+
+/// The median latency of each form while one core is busy.
+#[derive(Clone, Copy, Debug)]
+struct Measured {
+    busy_core: usize,
+    dsync: Duration,
+    then_fdatasync: Duration,
+}
+
+fn measure(cores: &[usize], path: &Path) -> io::Result<Vec<Measured>> {
+    let mut measured = Vec::new();
+    for (position, busy_core) in cores.iter().enumerate() {
+        let timing = cores[(position + 1) % cores.len()];
+        measured.push(Measured {
+            busy_core: *busy_core,
+            dsync: latency_behind(*busy_core, timing, path, SyncForm::Dsync)?,
+            then_fdatasync: latency_behind(*busy_core, timing, path, SyncForm::ThenFdatasync)?,
+        });
     }
-    latencies.sort();
-    let (fastest, slowest) = (latencies[0].0, latencies[latencies.len() - 1]);
-    tracing::debug!("synchronous writes behind a busy loop, by core: {latencies:?}");
-    if slowest.0 >= fastest * SLOWER_AT_LEAST { slowest.1 } else { cores[0] }
+    Ok(measured)
+}
+
+fn choose(measured: &[Measured]) -> LogDevice {
+    let slowest = measured.iter().max_by_key(|core| core.dsync).expect("at least one core was measured");
+    let fastest = measured.iter().map(|core| core.dsync).min().expect("at least one core was measured");
+    let told = slowest.dsync >= fastest * SLOWER_AT_LEAST;
+    let worst_then_fdatasync = measured.iter().map(|core| core.then_fdatasync).max().unwrap_or_default();
+    LogDevice {
+        home_core: if told { slowest.busy_core } else { measured[0].busy_core },
+        // One operation instead of two, where nothing speaks against it. On a machine that is busy by itself both take
+        // milliseconds, and the figures say nothing.
+        sync_form: if slowest.dsync <= worst_then_fdatasync && slowest.dsync < BUSY_LATENCY {
+            SyncForm::Dsync
+        } else {
+            SyncForm::ThenFdatasync
+        },
+    }
 }
 
 /// The median time of a synchronous write from core `timing` while core `busy` spins.
-fn latency_behind(busy: usize, timing: usize, path: &Path) -> io::Result<Duration> {
+fn latency_behind(busy: usize, timing: usize, path: &Path, form: SyncForm) -> io::Result<Duration> {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -90,7 +139,7 @@ fn latency_behind(busy: usize, timing: usize, path: &Path) -> io::Result<Duratio
                 }
             }
         });
-        let timer = scope.spawn(|| pin_to(timing).and_then(|()| time_writes(path)));
+        let timer = scope.spawn(|| pin_to(timing).and_then(|()| time_writes(path, form)));
         let outcome = timer.join().unwrap_or_else(|_| Err(io::Error::other("the probe failed")));
         stop.store(true, Ordering::Relaxed);
         outcome
@@ -106,34 +155,70 @@ fn pin_to(core: usize) -> io::Result<()> {
 #[repr(C, align(4096))]
 struct Block([u8; BLOCK_BYTES]);
 
-fn time_writes(path: &Path) -> io::Result<Duration> {
-    let flags = rustix::fs::OFlags::DSYNC.union(rustix::fs::OFlags::DIRECT).bits();
-    let flags = i32::try_from(flags).map_err(io::Error::other)?;
+fn time_writes(path: &Path, form: SyncForm) -> io::Result<Duration> {
+    let flags = match form {
+        SyncForm::Dsync => rustix::fs::OFlags::DSYNC.union(rustix::fs::OFlags::DIRECT),
+        SyncForm::ThenFdatasync => rustix::fs::OFlags::DIRECT,
+    };
+    let flags = i32::try_from(flags.bits()).map_err(io::Error::other)?;
     let filler = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
     filler.write_all_at(&vec![0; BLOCK_BYTES * 8], 0)?;
     filler.sync_all()?;
     let file = OpenOptions::new().write(true).custom_flags(flags).open(path)?;
+    let descriptor = types::Fd(file.as_raw_fd());
     let mut ring = IoUring::new(4)?;
     let block = Block([0; BLOCK_BYTES]);
+    let len = u32::try_from(BLOCK_BYTES).map_err(io::Error::other)?;
     let mut times = Vec::new();
     for number in 0..WRITES {
-        let len = u32::try_from(BLOCK_BYTES).map_err(io::Error::other)?;
-        let write = opcode::Write::new(types::Fd(file.as_raw_fd()), block.0.as_ptr(), len)
-            .offset(number % 8 * BLOCK_BYTES as u64)
-            .build();
+        let offset = number % 8 * BLOCK_BYTES as u64;
+        let write = opcode::Write::new(descriptor, block.0.as_ptr(), len).offset(offset).build();
         let started = Instant::now();
-        // SAFETY: the block and the file outlive the operation: its completion is waited for below.
-        #[allow(unsafe_code)]
-        unsafe {
-            ring.submission().push(&write).map_err(io::Error::other)?;
-        }
-        ring.submit_and_wait(1)?;
-        let result = ring.completion().next().map_or(-1, |entry| entry.result());
-        if result < 0 {
-            return Err(io::Error::from_raw_os_error(-result));
+        complete(&mut ring, &write)?;
+        if form == SyncForm::ThenFdatasync {
+            complete(&mut ring, &opcode::Fsync::new(descriptor).flags(types::FsyncFlags::DATASYNC).build())?;
         }
         times.push(started.elapsed());
     }
     times.sort();
     Ok(times[times.len() / 2])
+}
+
+/// Submits an operation and waits for it. What it names must live until then.
+fn complete(ring: &mut IoUring, operation: &squeue::Entry) -> io::Result<()> {
+    // SAFETY: the callers' blocks and files outlive the operation: its completion is waited for right here.
+    #[allow(unsafe_code)]
+    unsafe {
+        ring.submission().push(operation).map_err(io::Error::other)?;
+    }
+    ring.submit_and_wait(1)?;
+    match ring.completion().next().map_or(-1, |entry| entry.result()) {
+        error if error < 0 => Err(io::Error::from_raw_os_error(-error)),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn measured(busy_core: usize, dsync_us: u64, then_fdatasync_us: u64) -> Measured {
+        Measured {
+            busy_core,
+            dsync: Duration::from_micros(dsync_us),
+            then_fdatasync: Duration::from_micros(then_fdatasync_us),
+        }
+    }
+
+    #[test]
+    fn the_core_behind_which_o_dsync_waits_is_the_home_and_o_dsync_is_not_used() {
+        let device = choose(&[measured(0, 90, 110), measured(1, 4_000, 127)]);
+        assert_eq!(device, LogDevice { home_core: 1, sync_form: SyncForm::ThenFdatasync });
+    }
+
+    #[test]
+    fn o_dsync_is_used_where_no_busy_core_slows_it() {
+        let device = choose(&[measured(2, 20, 35), measured(3, 22, 36)]);
+        assert_eq!(device, LogDevice { home_core: 2, sync_form: SyncForm::Dsync });
+    }
 }

@@ -18,6 +18,7 @@ use super::data_dir::{DataDir, DataDirError, Ownership, Stage};
 use super::home::log_error;
 use super::index_file::IndexFile;
 use super::log_files::LogFiles;
+use super::probe::SyncForm;
 use crate::config::{self, Config};
 
 /// Why a server does not start.
@@ -82,11 +83,16 @@ pub struct Opened {
 ///
 /// # Errors
 /// See [`StartError`]; nothing on disk was changed then.
-pub async fn open_member(dir: &DataDir, config: &Config, now: Duration) -> Result<Opened, StartError> {
+pub async fn open_member(
+    dir: &DataDir,
+    config: &Config,
+    sync_form: SyncForm,
+    now: Duration,
+) -> Result<Opened, StartError> {
     let (cluster_id, member_id) = (config.cluster.cluster_id, config.cluster.local().id);
     let member_config = member_config(config)?;
     let index_config = IndexConfig::new(cluster_id, member_id);
-    let log_files = LogFiles::new(dir.wal_path().to_path_buf());
+    let log_files = LogFiles::new(dir.wal_path().to_path_buf(), sync_form);
     let creating = Ownership { cluster_id, member_id, stage: Stage::Creating };
     match dir.ownership()? {
         Some(owner) => {
@@ -130,6 +136,9 @@ async fn reopen(
 ) -> Result<Opened, StartError> {
     let path = dir.index_path();
     let index_file = IndexFile::open(&path).map_err(|source| failed("opening", &path, source))?;
+    // What a killed process wrote last may be in the page cache alone; nothing may build on a meta page that a power
+    // failure takes back.
+    index_file.sync().map_err(|source| failed("syncing", &path, source))?;
     let (index, facts) = Index::open(index_config, map(&index_file)?)
         .map_err(|source| StartError::Index { path: path.display().to_string(), source })?;
     let refused = |source| StartError::Log { path: dir.wal_path().display().to_string(), source };
