@@ -2,12 +2,14 @@
 //!
 //! Called through a link named `etcd` it is `garboard serve` with etcd's defaults.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use garboard_bench::BenchArgs;
 use garboard_server::config::{self, Invocation, Personality};
-use garboard_server::{logging, shell};
+use garboard_server::logging;
+use garboard_server::shell::{self, Salvage};
 
 /// A control-plane store that speaks the etcd v3 protocol.
 #[derive(Parser)]
@@ -26,6 +28,18 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         flags: Vec<String>,
     },
+    /// Cut a stopped member's damaged log where the damage is; without the flag, say where that is.
+    Salvage {
+        /// The member's data directory.
+        #[arg(long, default_value = "garboard.data")]
+        data_dir: PathBuf,
+        /// The log's folder, if it is not within the data directory.
+        #[arg(long)]
+        wal_dir: Option<PathBuf>,
+        /// Lose what was acknowledged behind the damage.
+        #[arg(long = "give-up-acknowledged-writes")]
+        give_up: bool,
+    },
     /// Measure load and latency of any etcd endpoint.
     Bench(Box<BenchArgs>),
 }
@@ -38,8 +52,24 @@ fn main() -> ExitCode {
     }
     match Arguments::parse().command {
         Command::Serve { flags } => serve(Personality::Garboard, flags),
+        Command::Salvage { data_dir, wal_dir, give_up } => salvage(Salvage { data_dir, wal_dir, give_up }),
         Command::Bench(arguments) => garboard_bench::run(*arguments),
     }
+}
+
+fn salvage(order: Salvage) -> ExitCode {
+    match shell::salvage(order) {
+        Ok(text) => {
+            println!("{text}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => failed(&error),
+    }
+}
+
+fn failed(error: &dyn std::error::Error) -> ExitCode {
+    eprintln!("garboard: {}", shell::with_sources(error));
+    ExitCode::FAILURE
 }
 
 fn serve(personality: Personality, flags: Vec<String>) -> ExitCode {
@@ -62,9 +92,6 @@ fn serve(personality: Personality, flags: Vec<String>) -> ExitCode {
     }
     match shell::run(*config) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("garboard: {}", shell::with_sources(&error));
-            ExitCode::FAILURE
-        }
+        Err(error) => failed(&error),
     }
 }

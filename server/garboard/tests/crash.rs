@@ -175,3 +175,36 @@ fn a_missing_segment_or_manifest_is_refused() {
     }
     check_all_there(&Launch::new(&folder.data()).start(), &acknowledged);
 }
+
+#[test]
+fn salvage_says_where_the_damage_is_and_cuts_there_only_when_told_to() {
+    let folder = Folder::new();
+    let acknowledged = killed_under_load(&folder, 4);
+    let chain = chain(&folder);
+    let batch = chain.iter().skip(chain.len() / 2).find(|batch| batch.kind == 1).unwrap();
+    files::flip(&batch.path, batch.offset + 100);
+    let salvage = |flag: &[&str]| {
+        let output = std::process::Command::new(common::executable())
+            .args(["salvage", "--data-dir"])
+            .arg(folder.data())
+            .args(flag)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let said = salvage(&[]);
+    assert!(said.contains(&format!("index {}", batch.first_index)), "{said}");
+    Launch::new(&folder.data()).refused();
+
+    let said = salvage(&["--give-up-acknowledged-writes"]);
+    assert!(said.contains(&format!("behind index {}", batch.first_index - 1)), "{said}");
+    assert!(salvage(&[]).contains("sound"));
+    let server = Launch::new(&folder.data()).start();
+    let revision = server.client().revision().unwrap();
+    let (kept, lost): (Acknowledged, Acknowledged) =
+        acknowledged.into_iter().partition(|(_, (acknowledged, _))| *acknowledged <= revision);
+    assert!(!kept.is_empty() && !lost.is_empty());
+    check_all_there(&server, &kept);
+    server.client().put("after", "salvage").unwrap();
+}

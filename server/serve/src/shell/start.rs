@@ -10,7 +10,7 @@ use garboard_replica::auto_compaction::AutoCompaction;
 use garboard_replica::member::{self, Member, MemberConfig, RecoveredState};
 use garboard_replica::raft::Membership;
 use garboard_replica::request::KeyspaceId;
-use garboard_storage::{Index, IndexConfig, MappedFile, OpenError, PageFile, limits};
+use garboard_storage::{Index, IndexConfig, MappedFile, OpenError, OpenFacts, PageFile, limits};
 use garboard_wal::{Anchor, Log, LogConfig, MetaFacts, Recovery, RecoveryError, SegmentFile};
 
 use super::bus_error;
@@ -134,14 +134,42 @@ async fn reopen(
     log_files: LogFiles,
     now: Duration,
 ) -> Result<Opened, StartError> {
+    let (index_file, index, facts) = open_index(dir, index_config)?;
+    let recovery = scan_log(dir, &facts, &log_files).await?;
+    let recovered = recovery.finish().map_err(|source| refused(dir, source))?;
+    tracing::info!(
+        entries = recovered.entries.len(),
+        read_bytes = recovered.report.read_bytes,
+        "read the log above index {}",
+        facts.applied.index
+    );
+    let broken = |source| StartError::Member { path: index_file.path().display().to_string(), source };
+    let state = RecoveredState::new(&member_config, &facts, recovered.hard_state, recovered.entries)
+        .map_err(|error| broken(error.into()))?;
+    let member = Member::open(now, member_config, recovered.log, index, state).map_err(broken)?;
+    Ok(Opened { member, index_file, log_files })
+}
+
+/// Opens the index of a directory that has served.
+///
+/// # Errors
+/// Where its file can't be used.
+pub fn open_index(dir: &DataDir, config: IndexConfig) -> Result<(IndexFile, Index, OpenFacts), StartError> {
     let path = dir.index_path();
     let index_file = IndexFile::open(&path).map_err(|source| failed("opening", &path, source))?;
     // What a killed process wrote last may be in the page cache alone; nothing may build on a meta page that a power
     // failure takes back.
     index_file.sync().map_err(|source| failed("syncing", &path, source))?;
-    let (index, facts) = Index::open(index_config, map(&index_file)?)
+    let (index, facts) = Index::open(config, map(&index_file)?)
         .map_err(|source| StartError::Index { path: path.display().to_string(), source })?;
-    let refused = |source| StartError::Log { path: dir.wal_path().display().to_string(), source };
+    Ok((index_file, index, facts))
+}
+
+/// Opens and reads all of the log's segments.
+///
+/// # Errors
+/// Where the files can't be used, or do not belong together. What they hold is not judged yet.
+pub async fn scan_log(dir: &DataDir, facts: &OpenFacts, log_files: &LogFiles) -> Result<Recovery, StartError> {
     let meta = MetaFacts {
         applied_index: facts.applied.index,
         applied_term: facts.applied.term,
@@ -159,20 +187,15 @@ async fn reopen(
         opened.map_err(|source| failed("opening", &log_files.path(file.shard, file.segment), source))?;
     }
     log_files.sync_all().await.map_err(|source| failed("syncing", dir.wal_path(), source))?;
-    let mut recovery = Recovery::new(LogConfig::default(), &manifest, segments, meta).map_err(refused)?;
-    read_log(&mut recovery, &log_files);
-    let recovered = recovery.finish().map_err(refused)?;
-    tracing::info!(
-        entries = recovered.entries.len(),
-        read_bytes = recovered.report.read_bytes,
-        "read the log above index {}",
-        facts.applied.index
-    );
-    let broken = |source| StartError::Member { path: path.display().to_string(), source };
-    let state = RecoveredState::new(&member_config, &facts, recovered.hard_state, recovered.entries)
-        .map_err(|error| broken(error.into()))?;
-    let member = Member::open(now, member_config, recovered.log, index, state).map_err(broken)?;
-    Ok(Opened { member, index_file, log_files })
+    let mut recovery =
+        Recovery::new(LogConfig::default(), &manifest, segments, meta).map_err(|source| refused(dir, source))?;
+    read_log(&mut recovery, log_files);
+    Ok(recovery)
+}
+
+/// Says which log was refused.
+pub fn refused(dir: &DataDir, source: RecoveryError) -> StartError {
+    StartError::Log { path: dir.wal_path().display().to_string(), source }
 }
 
 fn read_log(recovery: &mut Recovery, log_files: &LogFiles) {
