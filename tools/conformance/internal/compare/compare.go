@@ -221,12 +221,16 @@ func loosen(o, u proto.Message) {
 		}
 	case *pb.StatusResponse:
 		b, ok := u.(*pb.StatusResponse)
-		// The storage version is set some seconds after the first start.
-		if ok && (a.StorageVersion == "" || b.StorageVersion == "") {
+		// etcd sets the storage version some seconds after the first start. Before, it reads none from an empty file, and
+		// the oldest that it knows from one without a mark.
+		if ok && (a.StorageVersion == "" || b.StorageVersion == "" || a.StorageVersion == unmarkedStorage) {
 			a.StorageVersion, b.StorageVersion = "", ""
 		}
 	}
 }
+
+// unmarkedStorage is the storage version that etcd tells of a file whose version it has not written yet.
+const unmarkedStorage = "3.5.0"
 
 // stableRows is how many rows Go's unstable sort still sorts by insertion, which keeps ties in key order.
 const stableRows = 12
