@@ -51,6 +51,11 @@ impl Watches {
         self.with_hub(|hub| hub.handle_events(batch));
     }
 
+    /// Nothing up to `revision` was handed to this core: watches read it from the index.
+    pub fn restore(&self, revision: i64) {
+        self.with_hub(|hub| hub.handle_restore(revision));
+    }
+
     /// When [`handle_timeout`](Self::handle_timeout) is due.
     pub fn poll_timeout(&self) -> Option<Duration> {
         self.hub.borrow().poll_timeout()

@@ -8,11 +8,10 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::io;
-use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::task::{Poll, Waker};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use garboard_replica::Error;
@@ -21,15 +20,15 @@ use garboard_replica::member::{Effect, Fatal, Member};
 use garboard_replica::request::KeyspaceId;
 use garboard_storage::{IndexIo, IoFailure, IoId, IoOp, PageId};
 use garboard_wal::{DiskError, LogFailure, OpId};
-use glommio::timer::sleep;
 
 use super::edge::{stop_process, with_sources};
 use super::index_file::IndexFile;
 use super::log_files::LogFiles;
 use super::mesh::{BACKLOG_MESSAGES_MAX, Outgoing, ToCore};
+use super::net::CoreLoad;
 use super::scrub::Scrub;
 use super::start::StartError;
-use crate::core::{Core, Edge, Shared};
+use crate::core::{Core, Edge, LocalFuture, Shared};
 
 /// How long the checkpoint's writer rests after each write, so that the log's writes find the device free.
 const PACE_REST: Duration = Duration::from_millis(1);
@@ -49,6 +48,8 @@ pub struct Inbox(Rc<InboxState>);
 struct InboxState {
     requests: RefCell<Vec<Envelope>>,
     completions: RefCell<Vec<Completion>>,
+    /// Whether the loop is to make a pass although nothing else waits.
+    rung: Cell<bool>,
     waker: Cell<Option<Waker>>,
 }
 
@@ -64,15 +65,20 @@ impl Inbox {
         self.wake();
     }
 
-    /// Wakes the loop.
-    pub fn wake(&self) {
+    /// Has the loop make a pass.
+    pub fn ring(&self) {
+        self.0.rung.set(true);
+        self.wake();
+    }
+
+    fn wake(&self) {
         if let Some(waker) = self.0.waker.take() {
             waker.wake();
         }
     }
 
-    fn has_work(&self) -> bool {
-        !self.0.requests.borrow().is_empty() || !self.0.completions.borrow().is_empty()
+    fn take_call(&self) -> bool {
+        self.0.rung.take() || !self.0.requests.borrow().is_empty() || !self.0.completions.borrow().is_empty()
     }
 }
 
@@ -90,6 +96,8 @@ pub struct Home {
     pub index_file: IndexFile,
     /// What tasks and other cores bring.
     pub inbox: Inbox,
+    /// How many connections each core has.
+    pub loads: Arc<Vec<CoreLoad>>,
     /// Towards the other cores; the home core's own place (0) is unused.
     pub outgoing: Vec<Outgoing>,
     /// The executor.
@@ -108,6 +116,7 @@ impl Home {
         let writer = write_index(index_queue.clone(), self.index_file.clone(), self.inbox.clone(), self.edge.clone());
         glommio::spawn_local(writer).detach();
         let mut scrub = Scrub::new(self.edge.now());
+        let mut alarm = Alarm::default();
         let mut batch = Vec::new();
         let mut answers: Vec<Vec<(Ticket, Result<Response, Error>)>> = vec![Vec::new(); self.outgoing.len()];
         loop {
@@ -140,7 +149,7 @@ impl Home {
             if self.shared.stopping.load(Ordering::Relaxed) && self.member.is_quiet() {
                 return Ok(());
             }
-            self.wait(now).await;
+            self.wait(&mut alarm).await;
         }
     }
 
@@ -190,8 +199,11 @@ impl Home {
                 Effect::Index(io) => index_queue.push(io),
                 Effect::LoadPage(page) => self.load_page(page),
                 Effect::Events(events) => {
-                    for core in self.outgoing.iter().skip(1) {
-                        core.push(ToCore::Events(events.clone()));
+                    for (core, load) in self.outgoing.iter().zip(self.loads.iter()).skip(1) {
+                        // A core without connections has no watches; it is told of the revision before its first one.
+                        if load.connections.load(Ordering::Relaxed) > 0 {
+                            core.push(ToCore::Events(events.clone()));
+                        }
                     }
                     self.core.handle_events(&events);
                 }
@@ -240,20 +252,41 @@ impl Home {
     }
 
     /// Waits for work, or for the member's next deadline.
-    async fn wait(&self, now: Duration) {
-        let until = self.member.poll_timeout().map_or(Duration::from_millis(10), |due| due.saturating_sub(now));
-        let mut timer = pin!(sleep(until.min(Duration::from_millis(10))));
+    async fn wait(&self, alarm: &mut Alarm) {
+        let due = self.member.poll_timeout();
         poll_fn(|cx| {
-            if self.inbox.has_work() {
+            if self.inbox.take_call() {
                 return Poll::Ready(());
             }
             self.inbox.0.waker.set(Some(cx.waker().clone()));
             if self.core.poll_outbox(cx).is_ready() {
                 return Poll::Ready(());
             }
-            timer.as_mut().poll(cx)
+            due.map_or(Poll::Pending, |due| alarm.poll(due, &*self.edge, cx))
         })
         .await;
+    }
+}
+
+/// The loop's timer. Deadlines mostly move back while it runs, so it is left to ring early rather than set anew for each
+/// of them.
+#[derive(Default)]
+struct Alarm {
+    set: Option<(Duration, LocalFuture<()>)>,
+}
+
+impl Alarm {
+    /// Ready at `due`, or some time earlier.
+    fn poll(&mut self, due: Duration, edge: &dyn Edge, cx: &mut Context<'_>) -> Poll<()> {
+        if self.set.as_ref().is_none_or(|(at, _)| *at > due) {
+            self.set = Some((due, edge.sleep(due.saturating_sub(edge.now()))));
+        }
+        let rung = self.set.as_mut().is_none_or(|(_, timer)| timer.as_mut().poll(cx).is_ready());
+        if rung {
+            self.set = None;
+            return Poll::Ready(());
+        }
+        Poll::Pending
     }
 }
 

@@ -26,6 +26,8 @@ pub enum ToCore {
     Answers(Vec<(Ticket, Result<Response, Error>)>),
     /// What was applied and published.
     Events(Arc<EventBatch>),
+    /// Nothing up to this revision was sent; a core that had no connections learns it before its first one.
+    Restore(i64),
     /// A connection to serve.
     Connection(Accepted),
 }

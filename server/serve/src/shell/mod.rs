@@ -21,10 +21,11 @@ mod start;
 
 use std::io;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
+use garboard_replica::request::KeyspaceId;
 use garboard_storage::Reader;
 use glommio::{LocalExecutorBuilder, Placement, PoolPlacement};
 
@@ -33,7 +34,7 @@ use self::edge::GlommioEdge;
 pub use self::edge::with_sources;
 use self::home::{Home, Inbox};
 use self::mesh::{Lane, Outgoing, ToCore, ToHome};
-use self::net::{CoreLoad, Listener};
+use self::net::{Accepted, CoreLoad, Listener};
 use self::probe::SyncForm;
 pub use self::salvage::{Salvage, salvage};
 pub use self::start::StartError;
@@ -48,6 +49,8 @@ const RING_DEPTH: usize = 128;
 const BLOCKING_THREADS: usize = 3;
 /// Requests that wait for the home core at once, on each core.
 const PENDING_REQUESTS_MAX: usize = 65_536;
+/// How often the home core looks whether the server is to stop.
+const STOP_LOOK_INTERVAL: Duration = Duration::from_millis(20);
 /// How often requests whose time is over are looked for.
 const EXPIRY_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -212,6 +215,7 @@ async fn home_core(
     }
     core.watches().set_progress_interval(config.watch_progress_interval);
     core_tasks(&core, &loads, 0);
+    glommio::spawn_local(wake_to_stop(shared.clone(), inbox.clone())).detach();
     let home = Home {
         member: member.member,
         core: core.clone(),
@@ -219,6 +223,7 @@ async fn home_core(
         log_files: member.log_files,
         index_file: member.index_file,
         inbox,
+        loads: loads.clone(),
         outgoing: outgoing.clone(),
         edge,
     };
@@ -226,12 +231,8 @@ async fn home_core(
         start::mark_ready(&dir, &config)?;
         for (listener, address) in listeners.into_iter().zip(&config.listen_client) {
             let listener = net::listen(listener).map_err(|source| listening_failed(address, source))?;
-            let (core, loads, outgoing) = (core.clone(), loads.clone(), outgoing.clone());
-            glommio::spawn_local(net::accept(listener, loads.clone(), move |index, connection| match index {
-                0 => drop(glommio::spawn_local(net::serve(core.clone(), connection, loads.clone(), 0)).detach()),
-                other => outgoing[other].push(ToCore::Connection(connection)),
-            }))
-            .detach();
+            let place = placement(core.clone(), loads.clone(), outgoing.clone());
+            glommio::spawn_local(net::accept(listener, loads.clone(), place)).detach();
         }
         for address in &config.listen_client {
             tracing::info!(address = %address, "ready to serve client requests");
@@ -239,6 +240,20 @@ async fn home_core(
         Ok(())
     })
     .await
+}
+
+/// Brings connections to the cores chosen for them.
+fn placement(core: Core, loads: Arc<Vec<CoreLoad>>, outgoing: Vec<Outgoing>) -> impl Fn(usize, Accepted) {
+    move |index, connection| match (net::admit(&loads[index]), index) {
+        (None, _) => connection.close(),
+        (Some(_), 0) => drop(glommio::spawn_local(net::serve(core.clone(), connection, loads.clone(), 0)).detach()),
+        (Some(only), other) => {
+            if only {
+                outgoing[other].push(ToCore::Restore(core.reader(KeyspaceId(0)).revision()));
+            }
+            outgoing[other].push(ToCore::Connection(connection));
+        }
+    }
 }
 
 async fn other_core(
@@ -275,9 +290,20 @@ async fn other_core(
                 }
             }
             ToCore::Events(events) => core.handle_events(&events),
+            ToCore::Restore(revision) => core.watches().restore(revision),
             ToCore::Connection(connection) => {
                 glommio::spawn_local(net::serve(core.clone(), connection, loads.clone(), index)).detach();
             }
+        }
+    }
+}
+
+/// Wakes the home core's loop once the server is to stop.
+async fn wake_to_stop(shared: Arc<Shared>, inbox: Inbox) {
+    loop {
+        glommio::timer::sleep(STOP_LOOK_INTERVAL).await;
+        if shared.stopping.load(Ordering::Relaxed) {
+            inbox.ring();
         }
     }
 }

@@ -47,6 +47,16 @@ pub enum Accepted {
     Unix(AcceptedUnixStream),
 }
 
+impl Accepted {
+    /// Closes it: an accepted stream that no executor has taken would stay open.
+    pub fn close(self) {
+        match self {
+            Accepted::Tcp(stream) => drop(stream.bind_to_executor()),
+            Accepted::Unix(stream) => drop(stream.bind_to_executor()),
+        }
+    }
+}
+
 /// A socket that clients connect to, bound.
 pub enum Listener {
     /// Over IP.
@@ -180,14 +190,21 @@ async fn hand_over<E: std::fmt::Display>(
     }
 }
 
-/// Serves one connection until it ends.
+/// Counts a connection in before it goes to its core; says whether it is the core's only one. Nothing when the core has
+/// as many as it serves.
+pub fn admit(load: &CoreLoad) -> Option<bool> {
+    let others = load.connections.fetch_add(1, Ordering::Relaxed);
+    if others < CONNECTIONS_PER_CORE_MAX {
+        return Some(others == 0);
+    }
+    load.connections.fetch_sub(1, Ordering::Relaxed);
+    tracing::warn!("refused a connection: each core serves {CONNECTIONS_PER_CORE_MAX} already");
+    None
+}
+
+/// Serves one admitted connection until it ends.
 pub async fn serve(core: Core, connection: Accepted, load: Arc<Vec<CoreLoad>>, index: usize) {
     let load = &load[index];
-    if load.connections.fetch_add(1, Ordering::Relaxed) >= CONNECTIONS_PER_CORE_MAX {
-        load.connections.fetch_sub(1, Ordering::Relaxed);
-        tracing::warn!("refused a connection: core {index} serves {CONNECTIONS_PER_CORE_MAX} already");
-        return;
-    }
     let outcome = match connection {
         Accepted::Tcp(stream) => {
             let stream = stream.bind_to_executor();
