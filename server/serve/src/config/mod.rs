@@ -91,7 +91,7 @@ pub struct Config {
     pub listen_peer: Vec<SocketAddr>,
     /// The cluster as it starts.
     pub cluster: InitialCluster,
-    /// Commands between checkpoints.
+    /// Accepted for the manifests that set it; checkpoints follow the bytes that have changed.
     pub snapshot_count: u64,
     /// The size beyond which writes are refused; nothing: no quota.
     pub quota_bytes: Option<u64>,
