@@ -115,6 +115,11 @@ impl Checkpoint {
         (size > self.grown_to).then_some(size)
     }
 
+    /// Whether the file has the room that this checkpoint wants, reserve included.
+    pub(crate) fn has_room(&self) -> bool {
+        !self.refused && self.growth().is_none()
+    }
+
     /// The next effect, if one may start now.
     pub(crate) fn poll(&mut self, store: &Store, next_id: &mut u64) -> Option<IndexIo> {
         let may_write = self.phase == Phase::Pages && self.out.len() < limits::WRITES_IN_FLIGHT_MAX;

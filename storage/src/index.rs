@@ -438,6 +438,8 @@ impl Index {
         let checkpoint = self.checkpoint.as_mut().expect("effects belong to the checkpoint under way");
         let outcome =
             checkpoint.handle(&mut self.store, id, result).inspect_err(|failure| self.failed = Some(*failure))?;
+        // Writers need not wait for the rest of the checkpoint once there is room again.
+        self.full &= !checkpoint.has_room();
         if outcome != Outcome::GoesOn {
             let checkpoint = self.checkpoint.take().expect("the outcome is the checkpoint's");
             self.end_checkpoint(&checkpoint, outcome);

@@ -19,6 +19,8 @@ pub struct LogConfig {
     pub batch_size_max_bytes: u64,
     /// How long nothing must have been written before a seal is.
     pub seal_after_idle: Duration,
+    /// Under load, a seal is written after so many batches; at least 1.
+    pub seal_after_batches: u64,
     /// How long to wait after a full disk before preparing a segment is tried again.
     pub prepare_retry: Duration,
 }
@@ -68,6 +70,7 @@ impl LogConfig {
             writes_in_flight_max: limits::WRITES_IN_FLIGHT_DEFAULT,
             batch_size_max_bytes: limits::BATCH_SIZE_DEFAULT_BYTES,
             seal_after_idle: Duration::from_millis(limits::SEAL_AFTER_IDLE_DEFAULT_MS),
+            seal_after_batches: limits::SEAL_AFTER_BATCHES_DEFAULT,
             prepare_retry: Duration::from_millis(limits::PREPARE_RETRY_MS),
         }
     }

@@ -54,6 +54,10 @@ pub const SEAL_AFTER_IDLE_DEFAULT_MS: u64 = 5;
 /// How long the log waits before it tries again to prepare a segment on a full disk.
 pub const PREPARE_RETRY_MS: u64 = 1_000;
 
+/// Batches after which a log that never falls idle is sealed: what a segment that vanishes can take with it unnoticed is
+/// bounded, at one small write for so many batches.
+pub const SEAL_AFTER_BATCHES_DEFAULT: u64 = 256;
+
 /// Seals alternate between this many slots at the start of a prepared segment, so that a torn one leaves its
 /// predecessor. Batches of that segment start behind them.
 pub const SEAL_SLOTS: u64 = 2;

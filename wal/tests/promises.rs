@@ -5,7 +5,7 @@ mod harness;
 use core::time::Duration;
 
 use garboard_wal::{Append, AppendNumber, Effect, HardState, Log, LogConfig, MetaFacts, Verdict};
-use harness::{Shell, append, entry, genesis, presented, recover, small};
+use harness::{Shell, append, entry, genesis, presented, recover, segment_name, small};
 
 const LOG_ID: u128 = 0x1234_5678_9abc_def0;
 
@@ -163,6 +163,27 @@ fn an_idle_log_is_sealed_once_in_another_segment() {
     assert_eq!(shell.log.stats().seal_count, 1);
     assert_ne!(shell.written.last().unwrap().1, segment);
     assert!(!shell.fire(), "nothing more to seal");
+}
+
+#[test]
+fn a_log_that_never_falls_idle_is_sealed_after_so_many_batches() {
+    let config = LogConfig { seal_after_batches: 4, writes_in_flight_max: 2, ..small(1, 2) };
+    let mut shell = Shell::create(config, LOG_ID);
+    shell.settle();
+    // One write is always in flight, so the log is never idle and no time passes.
+    shell.append(append(1, 1, 1, 100, 0));
+    shell.pump();
+    for index in 2..=40 {
+        shell.append(append(index, 1, 1, 100, index - 1));
+        shell.pump();
+        shell.complete(0).unwrap();
+    }
+    let seals = shell.log.stats().seal_count;
+    assert!((7..=11).contains(&seals), "{seals} seals of 40 batches");
+    // The segment that holds the batches is lost: what the seals say shows it.
+    let (shard, segment, ..) = shell.written[0];
+    shell.disk.remove(&segment_name(shard, segment)).unwrap();
+    assert!(recover(&mut shell.disk, config, genesis(LOG_ID)).is_err());
 }
 
 #[test]

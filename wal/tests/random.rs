@@ -9,11 +9,12 @@ use harness::model::{Model, State};
 use harness::{Shell, genesis, presented, recover, small};
 
 const STEPS: usize = 400;
-const SEEDS_DEFAULT: u64 = 250;
+const SEEDS_DEFAULT: u64 = 400;
 
 fn random_config(rng: &mut Rng) -> LogConfig {
     let shards = [1, 1, 2, 3][rng.index(4)];
-    small(shards, 1 + u16::try_from(rng.below(4)).expect("small"))
+    let seal_after_batches = if rng.chance(40) { 1 + rng.below(20) } else { 256 };
+    LogConfig { seal_after_batches, ..small(shards, 1 + u16::try_from(rng.below(4)).expect("small")) }
 }
 
 /// One run: the log, its model, and the generator.

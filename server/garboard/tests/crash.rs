@@ -164,8 +164,12 @@ fn a_flipped_bit_in_an_acknowledged_batch_is_refused_with_file_offset_and_index(
 #[test]
 fn a_missing_segment_or_manifest_is_refused() {
     let folder = Folder::new();
-    let acknowledged = killed_under_load(&folder, 4);
     let wal = folder.data().join("wal");
+    // An idle log is sealed in another segment; from then on the loss of the first one shows.
+    let mut server = Launch::new(&folder.data()).start();
+    common::eventually("a seal", || files::batches(&wal).into_iter().find(|batch| batch.kind == 4));
+    server.kill();
+    let acknowledged = killed_under_load(&folder, 4);
     let aside = folder.path().join("aside");
     for path in [last(&folder).path, wal.join("manifest")] {
         std::fs::rename(&path, &aside).unwrap();

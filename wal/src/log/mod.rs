@@ -393,7 +393,9 @@ impl Log {
     }
 
     fn poll_seal(&mut self) -> Option<Effect> {
-        if !std::mem::take(&mut self.seal_due) || !self.wants_seal() {
+        let idle = std::mem::take(&mut self.seal_due) && self.is_idle();
+        let overdue = self.durable_sequence - self.sealed_sequence >= self.config.seal_after_batches;
+        if !(idle || overdue) || !self.can_seal() {
             return None;
         }
         let index = self.seal_shard()?;
@@ -406,9 +408,15 @@ impl Log {
     }
 
     fn wants_seal(&self) -> bool {
+        self.is_idle() && self.can_seal()
+    }
+
+    fn is_idle(&self) -> bool {
+        self.flights.is_empty() && self.pending.is_empty()
+    }
+
+    fn can_seal(&self) -> bool {
         matches!(self.epoch_start, EpochStart::Durable)
-            && self.flights.is_empty()
-            && self.pending.is_empty()
             && self.seal.is_none()
             && self.sealed_sequence < self.durable_sequence
             && self.seal_shard().is_some()
