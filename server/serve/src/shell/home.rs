@@ -21,7 +21,7 @@ use garboard_replica::request::KeyspaceId;
 use garboard_storage::{IndexIo, IoFailure, IoId, IoOp, PageId};
 use garboard_wal::{DiskError, LogFailure, OpId};
 
-use super::edge::{stop_process, with_sources};
+use super::edge::{stop_process, with_sources, yield_once};
 use super::index_file::IndexFile;
 use super::log_files::LogFiles;
 use super::mesh::{BACKLOG_MESSAGES_MAX, Outgoing, ToCore};
@@ -122,7 +122,8 @@ impl Home {
         loop {
             let now = self.edge.now();
             self.take_completions(now);
-            if self.outgoing.iter().all(|core| core.backlog() < BACKLOG_MESSAGES_MAX) {
+            let held_back = self.outgoing.iter().any(|core| core.backlog() >= BACKLOG_MESSAGES_MAX);
+            if !held_back {
                 batch.append(&mut self.inbox.0.requests.borrow_mut());
                 self.core.drain_outbox(&mut batch);
                 if !batch.is_empty() {
@@ -134,7 +135,7 @@ impl Home {
             }
             self.pump(&index_queue, &mut answers);
             index_queue.hurry(self.member.machine().index().must_wait());
-            scrub.step(now, self.member.machine().index(), &self.index_file);
+            scrub.step(now, self.member.machine().index(), &self.index_file, &self.inbox);
             for (core, answers) in answers.iter_mut().enumerate() {
                 if !answers.is_empty() {
                     self.outgoing[core].push(ToCore::Answers(std::mem::take(answers)));
@@ -149,7 +150,13 @@ impl Home {
             if self.shared.stopping.load(Ordering::Relaxed) && self.member.is_quiet() {
                 return Ok(());
             }
-            self.wait(&mut alarm).await;
+            // The tasks that work a backlog off run on this core, too.
+            let due = self.member.poll_timeout().into_iter().chain(scrub.poll_timeout()).min();
+            if held_back || due.is_some_and(|due| due <= now) {
+                yield_once().await;
+            } else {
+                self.wait(due, &mut alarm).await;
+            }
         }
     }
 
@@ -251,9 +258,8 @@ impl Home {
         });
     }
 
-    /// Waits for work, or for the member's next deadline.
-    async fn wait(&self, alarm: &mut Alarm) {
-        let due = self.member.poll_timeout();
+    /// Waits for work, or until something is due.
+    async fn wait(&self, due: Option<Duration>, alarm: &mut Alarm) {
         poll_fn(|cx| {
             if self.inbox.take_call() {
                 return Poll::Ready(());

@@ -8,6 +8,7 @@ use std::time::Duration;
 use garboard_storage::Index;
 
 use super::edge::{stop_process, with_sources};
+use super::home::Inbox;
 use super::index_file::IndexFile;
 
 /// Pages of one step: 256 KiB.
@@ -30,8 +31,14 @@ impl Scrub {
         Scrub { next_page: 0, due: now + PASS_INTERVAL / 60, under_way: Rc::default() }
     }
 
-    /// Starts a step if it is time for one. A damaged page ends the process: it is never served.
-    pub fn step(&mut self, now: Duration, index: &Index, file: &IndexFile) {
+    /// When [`Scrub::step`] wants to be called; not while a step is under way.
+    pub fn poll_timeout(&self) -> Option<Duration> {
+        (!self.under_way.get()).then_some(self.due)
+    }
+
+    /// Starts a step if it is time for one, and rings when it is done. A damaged page ends the process: it is never
+    /// served.
+    pub fn step(&mut self, now: Duration, index: &Index, file: &IndexFile, inbox: &Inbox) {
         if now < self.due || self.under_way.get() {
             return;
         }
@@ -42,11 +49,12 @@ impl Scrub {
             return;
         }
         let reader = index.reader();
-        let (path, under_way) = (file.path().to_path_buf(), self.under_way.clone());
+        let (path, under_way, inbox) = (file.path().to_path_buf(), self.under_way.clone(), inbox.clone());
         under_way.set(true);
         glommio::spawn_local(async move {
             let outcome = glommio::executor().spawn_blocking(move || reader.scrub(&pages)).await;
             under_way.set(false);
+            inbox.ring();
             if let Err(error) = outcome {
                 stop_process(&format!(
                     "{}: {}; restore the file from a copy, or the member from a snapshot",
