@@ -51,3 +51,31 @@ impl PageFile for MappedFile {
         self.file.metadata().map_or(0, |metadata| metadata.len())
     }
 }
+
+/// No file at all: an index over it lives in memory alone, and must not be checkpointed. For tests and benchmarks.
+#[derive(Debug)]
+pub struct NoFile(Map);
+
+impl NoFile {
+    /// Reserves `reserve_bytes` of addresses, a multiple of the page size.
+    ///
+    /// # Errors
+    /// When the addresses can't be had.
+    pub fn new(reserve_bytes: usize) -> io::Result<NoFile> {
+        Map::anonymous(reserve_bytes).map(NoFile)
+    }
+}
+
+impl PageFile for NoFile {
+    fn map(&self) -> &Map {
+        &self.0
+    }
+
+    fn read(&self, _offset: u64, _into: &mut [u8]) -> Result<(), IoFailure> {
+        Err(IoFailure::Errno(5))
+    }
+
+    fn len_bytes(&self) -> u64 {
+        0
+    }
+}

@@ -33,7 +33,7 @@ mod types;
 mod view;
 
 pub use check::CheckError;
-pub use file::{MappedFile, PageFile};
+pub use file::{MappedFile, NoFile, PageFile};
 pub use index::Index;
 pub use io::{
     CheckpointDone, IndexConfig, IndexFailure, IndexIo, IoFailure, IoId, IoOp, OpenError, OpenFacts, PageError,

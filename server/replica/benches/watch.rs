@@ -13,26 +13,10 @@ use bytes::Bytes;
 use garboard_replica::events::{Event, EventBatch};
 use garboard_replica::request::{KeyRange, KeyValue};
 use garboard_replica::watch::{StreamId, WatchConfig, WatchCreate, WatchHub};
-use garboard_storage::{Applied, Index, IndexConfig, IoFailure, Map, PageFile, Revision};
+use garboard_storage::{Applied, Index, IndexConfig, NoFile, Revision};
 
 const PUTS: i64 = 100_000;
 const KEYS: i64 = 100_000;
-
-struct NoFile(Map);
-
-impl PageFile for NoFile {
-    fn map(&self) -> &Map {
-        &self.0
-    }
-
-    fn read(&self, _offset: u64, _into: &mut [u8]) -> Result<(), IoFailure> {
-        Err(IoFailure::Errno(5))
-    }
-
-    fn len_bytes(&self) -> u64 {
-        0
-    }
-}
 
 /// A hub over an index that holds nothing: watchers of what is to come never look into it.
 struct Bench {
@@ -46,7 +30,7 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
-        let file = NoFile(Map::anonymous(1 << 30).expect("addresses are plenty"));
+        let file = NoFile::new(1 << 30).expect("addresses are plenty");
         let index = Index::create(IndexConfig::new(1, 1), Arc::new(file));
         let hub = WatchHub::new(WatchConfig::new(2 << 20), 1);
         Self { index, hub, revision: 1, offer: Duration::ZERO, take: Duration::ZERO, events: 0 }

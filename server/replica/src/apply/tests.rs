@@ -2,7 +2,7 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use garboard_storage::{Applied, Bounds, Index, IndexConfig, IoFailure, Map, PageFile};
+use garboard_storage::{Applied, Bounds, Index, IndexConfig, NoFile};
 
 use super::*;
 use crate::alarm::Alarms;
@@ -16,23 +16,6 @@ use crate::request::{
 };
 use crate::system;
 
-/// The index lives in memory alone.
-struct NoFile(Map);
-
-impl PageFile for NoFile {
-    fn map(&self) -> &Map {
-        &self.0
-    }
-
-    fn read(&self, _offset: u64, _into: &mut [u8]) -> Result<(), IoFailure> {
-        Err(IoFailure::Errno(5))
-    }
-
-    fn len_bytes(&self) -> u64 {
-        0
-    }
-}
-
 struct Store {
     machine: Machine,
     index: u64,
@@ -40,7 +23,7 @@ struct Store {
 
 impl Store {
     fn new() -> Store {
-        let index = Index::create(IndexConfig::new(1, 1), Arc::new(NoFile(Map::anonymous(1 << 30).unwrap())));
+        let index = Index::create(IndexConfig::new(1, 1), Arc::new(NoFile::new(1 << 30).unwrap()));
         let lessor = Lessor::new(Duration::from_secs(1), Duration::from_millis(100), []);
         Store { machine: Machine::new(index, lessor, Alarms::default(), Quota::from_flag(-1)), index: 0 }
     }
@@ -303,7 +286,7 @@ fn a_revocation_deletes_what_is_attached_in_one_revision_in_key_order() {
 fn an_operation_over_the_quota_is_executed_and_answered_as_refused() {
     let mut store = Store::new();
     let lessor = Lessor::new(Duration::from_secs(1), Duration::from_millis(100), []);
-    let index = Index::create(IndexConfig::new(1, 1), Arc::new(NoFile(Map::anonymous(1 << 30).unwrap())));
+    let index = Index::create(IndexConfig::new(1, 1), Arc::new(NoFile::new(1 << 30).unwrap()));
     store.machine = Machine::new(index, lessor, Alarms::default(), Quota::from_flag(10));
     assert_eq!(store.run(Command::Put(plain_put("a", "v"))), Err(Error::NoSpace));
     assert_eq!(store.live(), [(key("a"), 2, 0)]);

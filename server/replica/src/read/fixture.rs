@@ -4,27 +4,10 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use garboard_storage::{Applied, Index, IndexConfig, IoFailure, Map, PageFile, Revision, Snapshot};
+use garboard_storage::{Applied, Index, IndexConfig, NoFile, Revision, Snapshot};
 
 use crate::events::{Event, EventBatch};
 use crate::request::{KeyRange, KeyValue, Range, SortOrder, SortTarget};
-
-/// An empty file that no checkpoint is ever written to: the index lives in memory alone.
-struct NoFile(Map);
-
-impl PageFile for NoFile {
-    fn map(&self) -> &Map {
-        &self.0
-    }
-
-    fn read(&self, _offset: u64, _into: &mut [u8]) -> Result<(), IoFailure> {
-        Err(IoFailure::Errno(5))
-    }
-
-    fn len_bytes(&self) -> u64 {
-        0
-    }
-}
 
 /// One change to make in a transaction.
 #[derive(Clone, Debug)]
@@ -43,10 +26,8 @@ pub(crate) struct Store {
 
 impl Store {
     pub(crate) fn new() -> Self {
-        let index = Index::create(
-            IndexConfig::new(1, 1),
-            Arc::new(NoFile(Map::anonymous(1 << 30).expect("addresses are plenty"))),
-        );
+        let index =
+            Index::create(IndexConfig::new(1, 1), Arc::new(NoFile::new(1 << 30).expect("addresses are plenty")));
         Self { index, revision: 1, compacted: -1, history: Vec::new() }
     }
 

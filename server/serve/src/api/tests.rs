@@ -15,7 +15,7 @@ use garboard_proto::health::{HealthCheckRequest, HealthCheckResponse};
 use garboard_replica::Error;
 use garboard_replica::envelope::{self, Envelope};
 use garboard_replica::request::{Alarm, AlarmKind, Command, Outcome, Put, Reply};
-use garboard_storage::{Applied, Index, IndexConfig, IndexSize, IoFailure, Map, PageFile, Revision};
+use garboard_storage::{Applied, Index, IndexConfig, IndexSize, NoFile, Revision};
 use http_body::Frame;
 use http_body_util::{BodyExt, Full, StreamBody};
 use prost::Message;
@@ -29,22 +29,6 @@ use crate::core::{BlockingWork, Edge, Identity, LocalFuture, RequestLimits, Shar
 const RANGE: &str = "/etcdserverpb.KV/Range";
 const PUT: &str = "/etcdserverpb.KV/Put";
 const TXN: &str = "/etcdserverpb.KV/Txn";
-
-struct NoFile(Map);
-
-impl PageFile for NoFile {
-    fn map(&self) -> &Map {
-        &self.0
-    }
-
-    fn read(&self, _: u64, _: &mut [u8]) -> Result<(), IoFailure> {
-        Err(IoFailure::Errno(5))
-    }
-
-    fn len_bytes(&self) -> u64 {
-        0
-    }
-}
 
 /// An executor on which no time passes.
 struct StillEdge;
@@ -87,7 +71,7 @@ pub(super) struct Server {
 
 impl Server {
     pub(super) fn new() -> Server {
-        let file = NoFile(Map::anonymous(1 << 30).expect("addresses are plenty"));
+        let file = NoFile::new(1 << 30).expect("addresses are plenty");
         let index = Index::create(IndexConfig::new(1, 1), Arc::new(file));
         let shared = Shared {
             identity: Identity {
