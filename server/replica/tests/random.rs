@@ -337,6 +337,37 @@ fn every_acknowledged_write_is_there_and_every_answer_is_etcds() {
     assert!(sums.iter().all(|sum| *sum > 0));
 }
 
+/// Events of the script: starts and ends of I/O, timeouts, requests and checkpoints among them.
+const SCRIPT_EVENTS: u64 = 200;
+/// How often it is crashed at each of them, each time with other sectors lost.
+const SCRIPT_FATES: u64 = 3;
+
+#[test]
+fn a_crash_at_every_event_of_a_script_loses_nothing_that_was_acknowledged() {
+    let (mut acknowledged, mut checkpoints) = (0, 0);
+    for events in 0..SCRIPT_EVENTS {
+        for fate in 0..SCRIPT_FATES {
+            let mut run = Run::new(7);
+            for event in 0..events {
+                if event % 3 == 0 {
+                    run.submit();
+                }
+                if event % 40 == 25 {
+                    run.sim.member.checkpoint();
+                }
+                run.sim.step_within(Duration::from_secs(1));
+                run.check_answers();
+            }
+            run.sim.rng = Rng::new(1 + fate * SCRIPT_EVENTS + events);
+            acknowledged += run.acknowledged;
+            run.crash();
+            run.check_history();
+            checkpoints += run.checkpoints;
+        }
+    }
+    assert!(acknowledged > 10_000 && checkpoints > 100, "{acknowledged} writes, {checkpoints} checkpoints");
+}
+
 #[test]
 fn an_answer_before_its_write_is_durable_would_be_caught() {
     let sabotage = Sabotage { early_completion: true };
