@@ -51,6 +51,14 @@ func (r *Runner) Learner(ctx context.Context) error {
 // with their keys, members and alarms, and what watches find in the past. A short random run follows each.
 func (r *Runner) Restarts(ctx context.Context, seed uint64) error {
 	for i, kill := range []bool{true, false} {
+		// A compaction that is not written down as ended goes on after a restart, and its hash is kept where another's
+		// would be forgotten. Only a physical one is written down before it is answered.
+		if err := r.steps(ctx, kvCall("Put", &pb.PutRequest{Key: []byte("restart")})); err != nil {
+			return err
+		}
+		if err := r.steps(ctx, kvCall("Compact", &pb.CompactionRequest{Revision: r.world.Revision, Physical: true})); err != nil {
+			return err
+		}
 		raise := maintenanceCall("Alarm", &pb.AlarmRequest{
 			Action: pb.AlarmRequest_ACTIVATE, MemberID: ops.SelfMember, Alarm: pb.AlarmType_NOSPACE})
 		lower := maintenanceCall("Alarm", &pb.AlarmRequest{
@@ -59,11 +67,6 @@ func (r *Runner) Restarts(ctx context.Context, seed uint64) error {
 			return err
 		}
 		r.Phase = fmt.Sprintf("restart-%d", i+1)
-		// etcd writes down in batches that a compaction has ended; a kill before that has it compact again, and keep a
-		// hash that a restart otherwise forgets. To hash the whole store it writes the batch first.
-		if err := r.steps(ctx, maintenanceCall("Hash", &pb.HashRequest{})); err != nil {
-			return err
-		}
 		if err := r.Restart(ctx, kill); err != nil {
 			return err
 		}
