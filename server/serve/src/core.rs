@@ -39,8 +39,6 @@ pub trait Edge {
     fn blocking(&self, work: BlockingWork) -> LocalFuture<()>;
     /// Lets the core's other tasks run.
     fn yield_now(&self) -> LocalFuture<()>;
-    /// Runs a task on this core.
-    fn spawn(&self, task: LocalFuture<()>);
     /// Ends the process: the state on disk can't be relied upon.
     fn fatal(&self, message: String) -> !;
 }
@@ -175,11 +173,6 @@ impl Core {
         self.0.edge.sleep(duration).await;
     }
 
-    /// Runs a task on this core.
-    pub fn spawn(&self, task: impl Future<Output = ()> + 'static) {
-        self.0.edge.spawn(Box::pin(task));
-    }
-
     /// The time since this process's start.
     pub fn now(&self) -> Duration {
         self.0.edge.now()
@@ -198,11 +191,6 @@ impl Core {
     /// The newest Raft term known.
     pub fn raft_term(&self) -> u64 {
         self.0.shared.raft_term.load(Ordering::Relaxed)
-    }
-
-    /// Whether the server is stopping.
-    pub fn is_stopping(&self) -> bool {
-        self.0.shared.stopping.load(Ordering::Relaxed)
     }
 
     /// Takes what waits for the home core, once there is something.

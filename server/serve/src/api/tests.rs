@@ -51,10 +51,6 @@ impl Edge for StillEdge {
         Box::pin(ready(()))
     }
 
-    fn spawn(&self, _: LocalFuture<()>) {
-        panic!("calls need no tasks of their own");
-    }
-
     fn fatal(&self, message: String) -> ! {
         panic!("{message}")
     }

@@ -38,10 +38,6 @@ impl Edge for GlommioEdge {
         Box::pin(yield_once())
     }
 
-    fn spawn(&self, task: LocalFuture<()>) {
-        glommio::spawn_local(task).detach();
-    }
-
     fn fatal(&self, message: String) -> ! {
         stop_process(&message)
     }
