@@ -4,9 +4,9 @@ use std::error::Error;
 use std::path::PathBuf;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    println!("cargo::rerun-if-changed=proto/bench.proto");
+    println!("cargo::rerun-if-changed=proto");
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
-    let descriptors = protox::compile(["proto/bench.proto"], ["proto"])?;
+    let descriptors = protox::compile(["bench.proto", "health.proto"], ["proto"])?;
     for (folder, client, server) in [("client", true, false), ("stub", false, true)] {
         let folder = out.join(folder);
         std::fs::create_dir_all(&folder)?;

@@ -3,6 +3,7 @@
 use crate::endpoint::Endpoint;
 use crate::error::BenchError;
 use crate::limits;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Load and latency against any etcd endpoint, over gRPC.
@@ -21,6 +22,13 @@ pub struct BenchArgs {
 /// The workloads.
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum WorkloadArgs {
+    /// Calls that do nothing (health checks): what network, HTTP/2 and gRPC take on the same connections.
+    Noop(LoadArgs),
+    /// Synchronous writes of 4 KiB to a file, with no server: what the disk takes.
+    Disk(DiskArgs),
+    /// One after the other in each round: the disk's writes, no-op calls and puts; how far puts are above the sum of
+    /// the two.
+    Floor(FloorArgs),
     /// Puts of random values under keys drawn from the key space.
     Put(LoadArgs),
     /// Ranges that start at a key drawn from the key space, which is filled first if it is not full.
@@ -124,9 +132,39 @@ pub struct WatchArgs {
     pub watchers: u32,
 }
 
+/// What `disk` takes.
+#[derive(Clone, Debug, clap::Args)]
+pub struct DiskArgs {
+    /// A directory on the file system to measure. A file of 16 MiB is made there, and is gone when the run ends.
+    #[arg(long, value_name = "DIR")]
+    pub dir: PathBuf,
+    /// Writes of each form in each round.
+    #[arg(long, default_value_t = 2_000, value_name = "N")]
+    pub total: u64,
+    /// Rounds; the report shows medians over them.
+    #[arg(long, default_value_t = 5, value_name = "N")]
+    pub rounds: u32,
+    /// The report as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What `floor` takes.
+#[derive(Clone, Debug, clap::Args)]
+pub struct FloorArgs {
+    /// The common options; --total is the number of calls and of puts in each round.
+    #[command(flatten)]
+    pub load: LoadArgs,
+    /// A directory on the file system to measure: the one that holds the server's log.
+    #[arg(long, value_name = "DIR")]
+    pub dir: PathBuf,
+}
+
 /// What one operation is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
+    /// A call that does nothing.
+    Noop,
     /// A put under a random key.
     Put,
     /// A range from a random key on.
@@ -152,6 +190,7 @@ impl Operation {
     /// The workload's name on the command line.
     pub fn name(self) -> &'static str {
         match self {
+            Self::Noop => "noop",
             Self::Put => "put",
             Self::Range { .. } => "range",
             Self::Count { .. } => "count",
@@ -217,16 +256,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Checks the command line. An error names the option and says what it may be.
-    pub fn new(args: BenchArgs) -> Result<Self, BenchError> {
-        let (operation, load) = match args.workload {
-            WorkloadArgs::Put(load) => (Operation::Put, load),
-            WorkloadArgs::Range(range) => {
-                (Operation::Range { limit: range.limit, serializable: range.serializable }, range.load)
-            }
-            WorkloadArgs::Count(count) => (Operation::Count { serializable: count.serializable }, count.load),
-            WorkloadArgs::Watch(watch) => (Operation::Watch { watchers: watch.watchers }, watch.load),
-        };
+    /// Checks the options of a load. An error names the option and says what it may be.
+    pub fn new(operation: Operation, load: LoadArgs) -> Result<Self, BenchError> {
         check_concurrency(&load, operation)?;
         check_work(&load, operation)?;
         let targets = targets(&load)?;
@@ -243,11 +274,80 @@ impl Plan {
             value_size: load.value_size,
             key_space: load.key_space,
             key_prefix: load.key_prefix,
-            rounds: load.rounds.unwrap_or(if comparing { 5 } else { 1 }),
+            rounds: load.rounds.unwrap_or(if comparing { limits::COMPARING_ROUNDS } else { 1 }),
             seed: load.seed,
             stall: Duration::from_secs(load.stall_seconds),
             json: load.json,
         })
+    }
+
+    /// The plan of the shortest command line.
+    #[cfg(test)]
+    pub fn example() -> Self {
+        use clap::Parser;
+        #[derive(Parser)]
+        struct Cli {
+            #[command(flatten)]
+            load: LoadArgs,
+        }
+        Self::new(Operation::Put, Cli::parse_from(["bench"]).load).expect("the defaults make sense")
+    }
+}
+
+/// A checked command line.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Task {
+    /// Load on a server.
+    Load(Plan),
+    /// Writes to a disk.
+    Disk(DiskPlan),
+    /// Puts beside what they are made of.
+    Floor(DiskPlan, Plan),
+}
+
+/// Writes to a disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskPlan {
+    /// Where the file is made.
+    pub dir: PathBuf,
+    /// Writes of each form in a round.
+    pub total: u64,
+    /// Rounds.
+    pub rounds: u32,
+    /// Whether the report is JSON.
+    pub json: bool,
+}
+
+impl Task {
+    /// Checks the command line. An error names the option and says what it may be.
+    pub fn new(args: BenchArgs) -> Result<Self, BenchError> {
+        let (operation, load) = match args.workload {
+            WorkloadArgs::Noop(load) => (Operation::Noop, load),
+            WorkloadArgs::Put(load) => (Operation::Put, load),
+            WorkloadArgs::Range(range) => {
+                (Operation::Range { limit: range.limit, serializable: range.serializable }, range.load)
+            }
+            WorkloadArgs::Count(count) => (Operation::Count { serializable: count.serializable }, count.load),
+            WorkloadArgs::Watch(watch) => (Operation::Watch { watchers: watch.watchers }, watch.load),
+            WorkloadArgs::Disk(DiskArgs { dir, total, rounds, json }) => {
+                return Ok(Self::Disk(DiskPlan::new(dir, total, rounds, json)?));
+            }
+            WorkloadArgs::Floor(FloorArgs { mut load, dir }) => {
+                check(load.rate.is_none(), || "--rate has no meaning here: floor compares times of lone calls".into())?;
+                load.rounds.get_or_insert(limits::COMPARING_ROUNDS);
+                let plan = Plan::new(Operation::Put, load)?;
+                return Ok(Self::Floor(DiskPlan::new(dir, plan.total, plan.rounds, plan.json)?, plan));
+            }
+        };
+        Ok(Self::Load(Plan::new(operation, load)?))
+    }
+}
+
+impl DiskPlan {
+    fn new(dir: PathBuf, total: u64, rounds: u32, json: bool) -> Result<Self, BenchError> {
+        check(total > 0, || "--total must be at least 1".into())?;
+        check_within("--rounds", rounds, 1, limits::ROUNDS_MAX)?;
+        Ok(Self { dir, total, rounds, json })
     }
 }
 
@@ -333,8 +433,15 @@ mod tests {
     }
 
     fn plan(line: &str) -> Result<Plan, BenchError> {
+        match task(line)? {
+            Task::Load(plan) | Task::Floor(_, plan) => Ok(plan),
+            Task::Disk(disk) => panic!("{disk:?} has no load"),
+        }
+    }
+
+    fn task(line: &str) -> Result<Task, BenchError> {
         let words = std::iter::once("bench").chain(line.split_ascii_whitespace());
-        Plan::new(Cli::try_parse_from(words).expect("clap takes the line").bench)
+        Task::new(Cli::try_parse_from(words).expect("clap takes the line").bench)
     }
 
     #[test]
@@ -356,6 +463,15 @@ mod tests {
         assert_eq!(plan.targets[1].label(), "c:3");
         assert_eq!((plan.targets[0].pids.as_slice(), plan.targets[1].pids.as_slice()), (&[7, 8][..], &[9][..]));
         assert_eq!(plan.rounds, 5);
+    }
+
+    #[test]
+    fn the_floor_s_puts_and_writes_are_as_many_and_have_as_many_rounds() {
+        let Task::Floor(disk, plan) = task("floor --dir /x --total 77").unwrap() else { panic!("no floor") };
+        assert_eq!((disk.total, disk.rounds), (77, 5));
+        assert_eq!((plan.total, plan.rounds, plan.operation), (77, 5, Operation::Put));
+        let Task::Disk(disk) = task("disk --dir /x --rounds 2").unwrap() else { panic!("no disk") };
+        assert_eq!((disk.dir.to_str(), disk.total, disk.rounds), (Some("/x"), 2_000, 2));
     }
 
     #[test]
@@ -382,6 +498,9 @@ mod tests {
             ("watch --threads 2 --conns 2", "--threads"),
             ("watch --watchers 0", "--watchers"),
             ("put --endpoints localhost", "localhost"),
+            ("floor --dir /x --rate 5", "--rate"),
+            ("disk --dir /x --total 0", "--total"),
+            ("disk --dir /x --rounds 0", "--rounds"),
         ] {
             match plan(line) {
                 Err(BenchError::Argument(message)) => assert!(message.contains(option), "{line}: {message}"),

@@ -3,6 +3,7 @@
 use crate::endpoint::Endpoint;
 use crate::error::BenchError;
 use crate::limits;
+use crate::proto::health::health_client::HealthClient;
 use crate::proto::kv_client::KvClient;
 use crate::proto::watch_client::WatchClient;
 use http::uri::{Authority, Scheme, Uri};
@@ -13,6 +14,15 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use tonic::body::Body;
+
+/// The services that operations of the load call.
+#[derive(Clone, Debug)]
+pub struct Calls {
+    /// Keys and values.
+    pub kv: KvClient<Connection>,
+    /// The no-op.
+    pub health: HealthClient<Connection>,
+}
 
 /// One HTTP/2 connection, shared by all clones.
 #[derive(Clone, Debug)]
@@ -61,6 +71,12 @@ impl Connection {
     /// A client of the KV service on this connection.
     pub fn kv(&self) -> KvClient<Self> {
         KvClient::with_origin(self.clone(), self.origin.clone()).max_decoding_message_size(limits::RESPONSE_BYTES_MAX)
+    }
+
+    /// What a client of the load calls on this connection.
+    pub fn calls(&self) -> Calls {
+        let health = HealthClient::with_origin(self.clone(), self.origin.clone());
+        Calls { kv: self.kv(), health }
     }
 
     /// A client of the Watch service on this connection.

@@ -76,6 +76,16 @@ pub enum BenchError {
         /// What the operating system said.
         source: std::io::Error,
     },
+    /// The disk cannot be measured.
+    #[error("{action} {path} failed")]
+    Disk {
+        /// What was tried.
+        action: &'static str,
+        /// The file or directory.
+        path: String,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
     /// The generator itself could not get a thread, a timer or an executor.
     #[error("the load generator could not start")]
     Generator(#[source] std::io::Error),
@@ -94,6 +104,9 @@ impl BenchError {
             Self::ConnectionLost { .. } => Some("is the server still alive? its log should say why it hung up"),
             Self::Stalled { .. } => Some("--stall-seconds sets how long the load waits"),
             Self::Process { .. } => Some("--pid and --vs-pid name running server processes on this machine"),
+            Self::Disk { .. } => {
+                Some("--dir names a writable directory on a file system with O_DIRECT, which one in memory lacks")
+            }
             Self::Generator(_) => Some("a raised limit of open files or threads (ulimit -n, -u) may help"),
             Self::Argument(_) | Self::Call { .. } | Self::AllFailed { .. } => None,
         }

@@ -10,6 +10,14 @@ pub const CONNECTIONS_MAX: u32 = 4_096;
 pub const THREADS_MAX: u32 = 64;
 /// Most rounds in one run.
 pub const ROUNDS_MAX: u32 = 1_000;
+/// Rounds on each endpoint where two are compared, unless the command line says otherwise.
+pub const COMPARING_ROUNDS: u32 = 5;
+/// Bytes of one of the disk's writes.
+pub const DISK_BLOCK_BYTES: usize = 4096;
+/// Bytes of the file that the disk's writes go to, one block after the other and from its start again.
+pub const DISK_FILE_BYTES: usize = 16 * 1024 * 1024;
+/// Writes of each form before those that count.
+pub const DISK_WARMUP_WRITES: u64 = 50;
 /// Most keys in the key space: what the key's decimal digits can tell apart.
 pub const KEY_SPACE_MAX: u64 = 10_000_000_000;
 /// Decimal digits in a key behind its prefix.
@@ -39,5 +47,6 @@ pub const RESPONSE_BYTES_MAX: usize = 512 * 1024 * 1024;
 /// HTTP/2 receive window of a stream and of a connection: wide, so that flow control is not what is measured.
 pub const HTTP2_WINDOW_BYTES: u32 = 8 * 1024 * 1024;
 
+const _: () = assert!(DISK_FILE_BYTES.is_multiple_of(DISK_BLOCK_BYTES));
 const _: () = assert!(10u64.pow(KEY_DIGITS as u32) >= KEY_SPACE_MAX);
 const _: () = assert!(WATCH_VALUE_BYTES_MIN as usize == 2 * size_of::<u64>());

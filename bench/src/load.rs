@@ -92,7 +92,8 @@ impl Outcome {
     }
 }
 
-fn new_histogram() -> Histogram<u64> {
+/// An empty histogram of nanoseconds.
+pub fn new_histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, nanos(limits::LATENCY_MAX), 3).expect("the bounds and three digits are valid")
 }
 
@@ -383,14 +384,14 @@ impl Line {
 
 /// One client: takes an operation, does it, records it, until none is left.
 async fn drive(line: Arc<Line>, connection: Connection, workload: Workload) -> Result<(), BenchError> {
-    let mut client = connection.kv();
+    let mut calls = connection.calls();
     let awaited_by_watchers = matches!(workload.operation(), Operation::Watch { .. });
     while let Some(Ticket { local_index, intended }) = line.next().await {
         let index = schedule::global_index(local_index, line.thread, line.thread_count);
         let intended_ns = nanos(intended.saturating_duration_since(line.epoch));
         let stamp = Stamp { nonce: line.nonce, intended_ns };
         let sent = Instant::now();
-        let error = workload.perform(&mut client, line.number, index, stamp).await.err();
+        let error = workload.perform(&mut calls, line.number, index, stamp).await.err();
         if let Some(error) = &error {
             let reason = error.to_string();
             if connection.is_closed() {

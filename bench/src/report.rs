@@ -138,9 +138,11 @@ impl Report {
 }
 
 impl Setup {
-    fn new(plan: &Plan) -> Self {
+    /// What a plan does.
+    pub fn new(plan: &Plan) -> Self {
         let consistency = |serializable| if serializable { "serializable" } else { "linearizable" };
         let workload_detail = match plan.operation {
+            Operation::Noop => "health checks".to_owned(),
             Operation::Put => String::new(),
             Operation::Range { limit: 1, serializable } => format!("{} reads of one key", consistency(serializable)),
             Operation::Range { limit, serializable } => {
@@ -164,7 +166,8 @@ impl Setup {
         }
     }
 
-    fn to_text(&self) -> String {
+    /// Two lines of text.
+    pub fn to_text(&self) -> String {
         let mut text = self.workload.to_owned();
         if !self.workload_detail.is_empty() {
             let _ = write!(text, " ({})", self.workload_detail);
@@ -195,7 +198,8 @@ impl Setup {
     }
 }
 
-fn show(value: Option<f64>, decimals: usize) -> String {
+/// A figure, or a dash where there is none.
+pub fn show(value: Option<f64>, decimals: usize) -> String {
     value.map_or_else(|| "-".to_owned(), |value| grouped(value, decimals))
 }
 
@@ -222,17 +226,19 @@ fn grouped(value: f64, decimals: usize) -> String {
 
 /// Columns as wide as their widest cell, the first one flush left, the others flush right.
 #[derive(Debug, Default)]
-struct Table {
+pub struct Table {
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    fn row(&mut self, cells: Vec<String>) {
+    /// Adds a row; all have as many cells.
+    pub fn row(&mut self, cells: Vec<String>) {
         debug_assert!(self.rows.first().is_none_or(|first| first.len() == cells.len()));
         self.rows.push(cells);
     }
 
-    fn to_text(&self) -> String {
+    /// The rows as lines.
+    pub fn to_text(&self) -> String {
         let columns = self.rows.first().map_or(0, Vec::len);
         let width = |column: usize| self.rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
         let widths: Vec<usize> = (0..columns).map(width).collect();
@@ -255,27 +261,19 @@ mod tests {
     use crate::args::Target;
     use crate::endpoint::Endpoint;
     use std::collections::BTreeMap;
-    use std::time::Duration;
 
     fn report() -> Report {
         let target =
             |port| Target { endpoints: vec![Endpoint::parse(&format!("127.0.0.1:{port}")).unwrap()], pids: vec![] };
         let plan = Plan {
-            operation: Operation::Put,
             targets: vec![target(1), target(2)],
             clients: 64,
             connections: 8,
-            threads: 1,
             total: 100_000,
-            warmup: 0,
             rate: Some(2_500.0),
-            value_size: 256,
             key_space: 1_000,
-            key_prefix: "k".into(),
             rounds: 2,
-            seed: 1,
-            stall: Duration::from_secs(1),
-            json: false,
+            ..Plan::example()
         };
         let figures = |throughput, p50| {
             Figures(BTreeMap::from([(Metric::ThroughputPerSecond, throughput), (Metric::LatencyP50Us, p50)]))

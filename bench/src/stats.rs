@@ -151,7 +151,7 @@ fn insert_quantiles(figures: &mut BTreeMap<Metric, f64>, histogram: &Histogram<u
 }
 
 /// The middle value, or the mean of the two in the middle.
-fn median(values: &mut [f64]) -> f64 {
+pub fn median(values: &mut [f64]) -> f64 {
     assert!(!values.is_empty(), "a figure that was never measured has no median");
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;

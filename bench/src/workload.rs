@@ -1,8 +1,9 @@
 //! What each operation is: its key, its value, and whether the answer is the one it must be.
 
 use crate::args::{Operation, Plan};
-use crate::client::Connection;
+use crate::client::{Calls, Connection};
 use crate::limits;
+use crate::proto::health::HealthCheckRequest;
 use crate::proto::kv_client::KvClient;
 use crate::proto::{PutRequest, RangeRequest};
 use bytes::{BufMut, Bytes, BytesMut};
@@ -106,16 +107,12 @@ impl Workload {
     }
 
     /// Does operation `index` of round `round` and checks the answer.
-    pub async fn perform(
-        &self,
-        client: &mut KvClient<Connection>,
-        round: u64,
-        index: u64,
-        stamp: Stamp,
-    ) -> Result<(), OperationError> {
+    pub async fn perform(&self, calls: &mut Calls, round: u64, index: u64, stamp: Stamp) -> Result<(), OperationError> {
+        let client = &mut calls.kv;
         let random = mix(self.seed ^ mix(index ^ mix(round)));
         let number = if self.sequential { index % self.key_space } else { random % self.key_space };
         match self.operation {
+            Operation::Noop => no_op(calls).await,
             Operation::Put => self.put(client, number, self.value(mix(random), None)).await,
             Operation::Watch { .. } => self.put(client, number, self.value(mix(random), Some(stamp))).await,
             Operation::Range { limit, serializable } => self.range(client, number, limit, serializable).await,
@@ -162,6 +159,16 @@ impl Workload {
     }
 }
 
+/// The call that does nothing: the health of the server as a whole. What it takes is what calls and answers take.
+pub async fn no_op(calls: &mut Calls) -> Result<(), OperationError> {
+    const SERVING: i32 = 1;
+    let response = calls.health.check(HealthCheckRequest::default()).await.map_err(Box::new)?.into_inner();
+    if response.status != SERVING {
+        return Err(wrong(format!("a health of {} and not {SERVING}", response.status)));
+    }
+    Ok(())
+}
+
 /// The key with a number.
 fn key(prefix: &[u8], number: u64) -> Bytes {
     assert!(number < limits::KEY_SPACE_MAX, "the number has more digits than a key");
@@ -192,27 +199,9 @@ pub fn mix(number: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::Target;
-    use std::time::Duration;
 
     fn workload(value_size: u32) -> Workload {
-        Workload::new(&Plan {
-            operation: Operation::Put,
-            targets: vec![Target { endpoints: vec![], pids: vec![] }],
-            clients: 1,
-            connections: 1,
-            threads: 1,
-            total: 1,
-            warmup: 0,
-            rate: None,
-            value_size,
-            key_space: 1_000,
-            key_prefix: "bench/".into(),
-            rounds: 1,
-            seed: 7,
-            stall: Duration::from_secs(1),
-            json: false,
-        })
+        Workload::new(&Plan { value_size, seed: 7, key_prefix: "bench/".into(), key_space: 1_000, ..Plan::example() })
     }
 
     #[test]

@@ -6,13 +6,19 @@
 mod proto {
     #![allow(missing_docs, clippy::all)]
     include!(concat!(env!("OUT_DIR"), "/stub/etcdserverpb.rs"));
+
+    pub mod health {
+        include!(concat!(env!("OUT_DIR"), "/stub/grpc.health.v1.rs"));
+    }
 }
 
 use bytes::Bytes;
 use clap::Parser;
-use garboard_bench::{BenchArgs, BenchError, Metric, Plan, Report, measure};
+use garboard_bench::{BenchArgs, BenchError, Metric, Report, Task, measure};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::service::TowerToHyperService;
+use proto::health::health_server::{Health, HealthServer};
+use proto::health::{HealthCheckRequest, HealthCheckResponse};
 use proto::kv_server::{Kv, KvServer};
 use proto::watch_server::{Watch, WatchServer};
 use proto::{Event, KeyValue, PutRequest, PutResponse, RangeRequest, RangeResponse, WatchRequest, WatchResponse};
@@ -34,6 +40,7 @@ struct Stub {
     keys: Arc<Mutex<BTreeMap<Bytes, Bytes>>>,
     watchers: Arc<Mutex<Vec<WatchSender>>>,
     put_count: Arc<Mutex<u64>>,
+    check_count: Arc<Mutex<u64>>,
     /// Every n-th put is refused.
     refuse_every: Option<u64>,
     /// The first put takes so long, and all others wait for it, as behind a disk that stalls.
@@ -81,6 +88,14 @@ impl Kv for Stub {
     }
 }
 
+#[tonic::async_trait]
+impl Health for Stub {
+    async fn check(&self, _: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
+        *self.check_count.lock().unwrap() += 1;
+        Ok(Response::new(HealthCheckResponse { status: 1 }))
+    }
+}
+
 struct Receiver(mpsc::UnboundedReceiver<Result<WatchResponse, Status>>);
 
 impl Stream for Receiver {
@@ -123,14 +138,14 @@ fn serve(stub: Stub) -> SocketAddr {
                 let (stream, _) = listener.accept().await.unwrap();
                 stream.set_nodelay(true).unwrap();
                 let (kv, watch) = (KvServer::new(stub.clone()), WatchServer::new(stub.clone()));
+                let health = HealthServer::new(stub.clone());
                 let service = tower::service_fn(move |request: http::Request<hyper::body::Incoming>| {
-                    let (mut kv, mut watch) = (kv.clone(), watch.clone());
+                    let (mut kv, mut watch, mut health) = (kv.clone(), watch.clone(), health.clone());
                     async move {
-                        let is_watch = request.uri().path().starts_with("/etcdserverpb.Watch/");
-                        if is_watch {
-                            tower::Service::call(&mut watch, request).await
-                        } else {
-                            tower::Service::call(&mut kv, request).await
+                        match request.uri().path().split('/').nth(1) {
+                            Some("etcdserverpb.Watch") => tower::Service::call(&mut watch, request).await,
+                            Some("grpc.health.v1.Health") => tower::Service::call(&mut health, request).await,
+                            _ => tower::Service::call(&mut kv, request).await,
                         }
                     }
                 });
@@ -151,7 +166,10 @@ struct Cli {
 
 fn run(line: &str) -> Result<Report, BenchError> {
     let words = std::iter::once("bench").chain(line.split_ascii_whitespace());
-    measure(&Plan::new(Cli::try_parse_from(words).unwrap().bench)?, &mut |_| {})
+    match Task::new(Cli::try_parse_from(words).unwrap().bench)? {
+        Task::Load(plan) => measure(&plan, &mut |_| {}),
+        other => panic!("{other:?} is no load"),
+    }
 }
 
 fn figure(report: &Report, target: usize, metric: Metric) -> f64 {
@@ -173,6 +191,17 @@ fn every_put_of_every_round_arrives_and_is_measured() {
     assert!(figure(&report, 0, Metric::LatencyP50Us) <= figure(&report, 0, Metric::LatencyMaxUs));
     assert!(figure(&report, 0, Metric::ServerCpuSecondsPer1000) >= 0.0);
     assert!(report.ratio.is_none());
+}
+
+#[test]
+fn no_op_calls_touch_no_key() {
+    let stub = Stub::default();
+    let address = serve(stub.clone());
+    let report = run(&format!("noop --endpoints {address} --clients 4 --conns 2 --total 100 --warmup 0")).unwrap();
+    assert_eq!(figure(&report, 0, Metric::Errors), 0.0);
+    // One more than the load's: the question whether the endpoint is there.
+    assert_eq!(*stub.check_count.lock().unwrap(), 101);
+    assert_eq!(*stub.put_count.lock().unwrap(), 0);
 }
 
 #[test]
