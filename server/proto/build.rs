@@ -7,7 +7,7 @@ use prost::Message;
 #[allow(clippy::disallowed_methods, reason = "a build script writes files")]
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
-    let files = ["rpc.proto", "lock.proto", "election.proto", "health.proto"];
+    let files = ["rpc.proto", "lock.proto", "election.proto", "health.proto", "diagnostics.proto"];
     let descriptors = protox::compile(files, ["proto"])?;
     let out_dir = PathBuf::from(std::env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
     std::fs::write(out_dir.join("descriptors.bin"), descriptors.encode_to_vec())?;

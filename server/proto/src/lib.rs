@@ -52,3 +52,8 @@ generated!(
     health,
     "grpc.health.v1"
 );
+generated!(
+    /// Garboard's own figures and switches, for measuring it.
+    diagnostics,
+    "garboard.v1"
+);

@@ -3,6 +3,7 @@
 use garboard_storage::IndexSize;
 use garboard_storage::hash::HashKv;
 
+use crate::histogram::Stages;
 use crate::request::{Alarm, Command, Context, Reply};
 
 /// Names a request, so that its answer finds the connection that waits for it.
@@ -43,6 +44,10 @@ pub enum Request {
         /// The revision.
         revision: i64,
     },
+    /// Where the time of writes went.
+    Stages,
+    /// Start saving the published state in the index's file.
+    Checkpoint,
 }
 
 /// What the home core answers.
@@ -72,6 +77,15 @@ pub enum Response {
     Defragment,
     /// The hash, if there was such a compaction and its hash is still kept.
     KeptHash(Option<HashKv>),
+    /// The stages.
+    Stages(Box<Stages>),
+    /// A checkpoint is under way, or none is needed.
+    Checkpoint {
+        /// The newest index whose effects are published.
+        published_index: u64,
+        /// Up to where the newest durable checkpoint goes.
+        saved_index: u64,
+    },
 }
 
 /// A request under way.

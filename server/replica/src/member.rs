@@ -139,13 +139,17 @@ pub struct Member {
     /// write could still go through after one that was refused.
     refused: Vec<Ticket>,
     stages: Stages,
+    /// When what the last effect answers was published.
+    answered_from: Option<Duration>,
+    /// Up to where the newest durable checkpoint goes.
+    saved_index: u64,
     failure: Option<Fatal>,
 }
 
 /// An answer and whose it is.
 type Answer = (Ticket, Result<Response, Error>);
 
-/// An effect for other cores, with what its latency is counted from.
+/// An effect for other cores, and when what it answers was published if it answers a write.
 struct Outgoing {
     effect: Effect,
     published: Option<Duration>,
@@ -207,6 +211,8 @@ impl Member {
             alarm_proposed: false,
             refused: Vec::new(),
             stages: Stages::default(),
+            answered_from: None,
+            saved_index: applied.index,
             failure: None,
             log,
             machine,
@@ -241,9 +247,15 @@ impl Member {
         self.proposals.is_empty() && self.undurable.is_empty() && self.out.is_empty()
     }
 
-    /// Where the time of writes went.
+    /// Where the time of writes went, up to the publishing of what they did.
     pub fn stages(&self) -> &Stages {
         &self.stages
+    }
+
+    /// When the write was published that the last effect answers; nothing if it answers none. What comes after is the
+    /// shell's to count.
+    pub fn answered_from(&self) -> Option<Duration> {
+        self.answered_from
     }
 
     /// The log, for its figures.
@@ -273,7 +285,12 @@ impl Member {
 
     /// Requests of one core or of several. The writes among them join one Raft entry, or as few as their size allows.
     pub fn handle_requests(&mut self, now: Duration, batch: impl IntoIterator<Item = Envelope>) {
-        let mut writes = self.begin_writes();
+        self.handle_requests_since(now, now, batch);
+    }
+
+    /// The same, with the time at which the oldest of them was asked: where it counts as having been before.
+    pub fn handle_requests_since(&mut self, now: Duration, asked: Duration, batch: impl IntoIterator<Item = Envelope>) {
+        let mut writes = self.begin_writes(asked);
         for Envelope { ticket, context, request } in batch {
             match request {
                 Request::Write(command) => self.write(now, &mut writes, ticket, &context, command),
@@ -287,6 +304,14 @@ impl Member {
                 Request::Status => {
                     let status = self.status();
                     self.answer(ticket, Ok(Response::Status(status)));
+                }
+                Request::Stages => {
+                    let stages = Box::new(self.stages.clone());
+                    self.answer(ticket, Ok(Response::Stages(stages)));
+                }
+                Request::Checkpoint => {
+                    let response = self.checkpoint_on_request();
+                    self.answer(ticket, Ok(response));
                 }
                 Request::KeptHash { revision } => self.kept_hash(now, ticket, revision),
                 // Space is reused without it.
@@ -414,9 +439,7 @@ impl Member {
                 return Some(Effect::Log(effect));
             }
             if let Some(outgoing) = self.out.pop_front() {
-                if let Some(published) = outgoing.published {
-                    self.stages.reply.record(now.saturating_sub(published));
-                }
+                self.answered_from = outgoing.published;
                 return Some(outgoing.effect);
             }
             if let Some(page) = self.applying.poll_load() {

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use garboard_replica::auto_compaction::AutoCompaction;
-use garboard_replica::envelope::{Request, Response};
+use garboard_replica::envelope::{Envelope, Request, Response, Ticket};
 use garboard_replica::request::{Alarm, AlarmKind, Command, DeleteRange, KeyRange, Outcome, Put};
 use garboard_replica::{Error, Fatal, MemberConfig, limits};
 use garboard_simdisk::{Fault, Operation};
-use sim::{Sim, read};
+use sim::{Sim, context, read};
 
 fn key(text: &str) -> Bytes {
     Bytes::copy_from_slice(text.as_bytes())
@@ -267,8 +267,41 @@ fn the_stages_of_a_write_are_counted() {
     }
     let stages = sim.member.stages();
     assert!(stages.queue.count() >= 20 && stages.wal_write.count() >= 20);
-    assert!(stages.apply.count() >= 20 && stages.reply.count() >= 20);
+    assert!(stages.apply.count() >= 20);
     assert!(stages.wal_write.quantile(0.5) > Duration::ZERO);
+}
+
+#[test]
+fn the_wait_of_the_oldest_request_is_a_part_of_its_batch_s_queue() {
+    let mut sim = Sim::new(16);
+    sim.execute(put("a", "0")).unwrap();
+    sim.settle();
+    let before = sim.member.stages().queue.sum();
+    let asked = sim.now - Duration::from_millis(5);
+    let ticket = Ticket { core: 0, sequence: u64::MAX };
+    let envelope = Envelope { ticket, context: context(), request: Request::Write(put("a", "1")) };
+    sim.member.handle_requests_since(sim.now, asked, [envelope]);
+    sim.settle();
+    assert!(sim.member.stages().queue.sum() - before >= Duration::from_millis(5));
+}
+
+#[test]
+fn a_checkpoint_that_is_asked_for_ends_with_everything_saved() {
+    let mut sim = Sim::new(15);
+    for n in 0..20 {
+        sim.execute(put("a", &n.to_string())).unwrap();
+    }
+    let ask = |sim: &mut Sim| match sim.call(Request::Checkpoint).unwrap() {
+        Response::Checkpoint { published_index, saved_index } => (published_index, saved_index),
+        other => panic!("{other:?}"),
+    };
+    let (published, saved) = ask(&mut sim);
+    assert!(saved < published);
+    sim.settle();
+    assert_eq!(ask(&mut sim), (published, published));
+    let log = sim.member.log().stats().entry_count;
+    sim.settle();
+    assert_eq!(sim.member.log().stats().entry_count, log, "a checkpoint writes nothing into the log");
 }
 
 #[test]

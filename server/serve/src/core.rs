@@ -22,6 +22,7 @@ use garboard_replica::watch::WatchConfig;
 use garboard_storage::{NeedPage, Reader, Snapshot};
 
 use crate::api::{MESSAGE_OVERHEAD_BYTES, Watches};
+use crate::stages::ReplyTimes;
 
 /// A future that stays on its core.
 pub type LocalFuture<T> = Pin<Box<dyn Future<Output = T>>>;
@@ -82,6 +83,8 @@ pub struct Shared {
     pub raft_term: AtomicU64,
     /// Set once the server is stopping.
     pub stopping: AtomicBool,
+    /// How long answers to writes took on each core.
+    pub replies: Vec<ReplyTimes>,
 }
 
 /// The core a connection lives on. Clones name the same core; it never leaves its thread.
@@ -97,6 +100,10 @@ struct Inner {
     /// Requests on their way to the home core; taken whole by the shell.
     outbox: RefCell<Vec<Envelope>>,
     outbox_waker: Cell<Option<Waker>>,
+    /// When the oldest of them was asked.
+    outbox_since: Cell<Option<Duration>>,
+    /// When the write was published whose answer was taken last.
+    answered_from: Cell<Option<Duration>>,
     watches: Watches,
 }
 
@@ -114,6 +121,8 @@ impl Core {
             pending: RefCell::new(Pending::default()),
             outbox: RefCell::new(Vec::new()),
             outbox_waker: Cell::new(None),
+            outbox_since: Cell::new(None),
+            answered_from: Cell::new(None),
             watches,
         }))
     }
@@ -128,8 +137,12 @@ impl Core {
             return Err(Error::Stopped);
         }
         let limits = &self.0.shared.limits;
-        let deadline = self.0.edge.now() + limits.request_timeout;
+        let now = self.0.edge.now();
+        let deadline = now + limits.request_timeout;
         let slot = self.0.pending.borrow_mut().open(deadline, limits.max_pending_requests)?;
+        if self.0.outbox_since.get().is_none() {
+            self.0.outbox_since.set(Some(now));
+        }
         let ticket = Ticket { core: self.0.index, sequence: slot.ticket_sequence() };
         self.0.outbox.borrow_mut().push(Envelope { ticket, context, request });
         if let Some(waker) = self.0.outbox_waker.take() {
@@ -213,10 +226,34 @@ impl Core {
         Poll::Pending
     }
 
-    /// Hands an answer to whoever waits for it. One that nobody waits for any more is dropped.
-    pub fn deliver(&self, ticket: Ticket, result: Result<Response, Error>) {
+    /// When the oldest request was asked that was taken from the outbox since the last call of this.
+    pub fn take_outbox_since(&self) -> Option<Duration> {
+        self.0.outbox_since.take()
+    }
+
+    /// Hands an answer to whoever waits for it, with the time at which the write was published that it answers. One that
+    /// nobody waits for any more is dropped.
+    pub fn deliver(&self, ticket: Ticket, result: Result<Response, Error>, published: Option<Duration>) {
         debug_assert_eq!(ticket.core, self.0.index, "an answer came to the wrong core");
-        self.0.pending.borrow_mut().deliver(ticket.sequence, result);
+        self.0.pending.borrow_mut().deliver(ticket.sequence, Delivery { result, published });
+    }
+
+    /// When the write was published that was answered last; asked right after the request's future is ready, once.
+    /// Nothing if it was no write.
+    pub fn take_answered_from(&self) -> Option<Duration> {
+        self.0.answered_from.take()
+    }
+
+    /// The answer to a write that was published then is in its connection's socket.
+    pub fn record_reply(&self, published: Duration) {
+        if let Some(times) = self.0.shared.replies.get(usize::from(self.0.index)) {
+            times.record(self.0.edge.now().saturating_sub(published));
+        }
+    }
+
+    /// How long answers to writes took, core by core.
+    pub fn replies(&self) -> &[ReplyTimes] {
+        &self.0.shared.replies
     }
 
     /// Hands what was applied and published to this core's watches.
@@ -247,7 +284,11 @@ impl Future for Answer {
     type Output = Result<Response, Error>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Self::Output> {
-        self.core.0.pending.borrow_mut().poll(self.slot, cx.waker())
+        let polled = self.core.0.pending.borrow_mut().poll(self.slot, cx.waker());
+        polled.map(|Delivery { result, published }| {
+            self.core.0.answered_from.set(published);
+            result
+        })
     }
 }
 
@@ -279,7 +320,13 @@ impl SlotId {
 enum Slot {
     Free,
     Waiting(Option<Waker>),
-    Done(Result<Response, Error>),
+    Done(Delivery),
+}
+
+/// An answer, and when the write was published that it answers.
+struct Delivery {
+    result: Result<Response, Error>,
+    published: Option<Duration>,
 }
 
 /// The requests that wait for an answer. A slot is used again under a new generation, so a late answer finds nobody.
@@ -316,26 +363,26 @@ impl Pending {
         (*generation == id.generation && !matches!(state, Slot::Free)).then_some(state)
     }
 
-    fn finish(&mut self, id: SlotId, result: Result<Response, Error>) {
+    fn finish(&mut self, id: SlotId, delivery: Delivery) {
         if let Some(state) = self.live(id)
             && let Slot::Waiting(waker) = state
         {
             let waker = waker.take();
-            *state = Slot::Done(result);
+            *state = Slot::Done(delivery);
             if let Some(waker) = waker {
                 waker.wake();
             }
         }
     }
 
-    fn deliver(&mut self, sequence: u64, result: Result<Response, Error>) {
-        self.finish(SlotId::from_ticket_sequence(sequence), result);
+    fn deliver(&mut self, sequence: u64, delivery: Delivery) {
+        self.finish(SlotId::from_ticket_sequence(sequence), delivery);
     }
 
-    fn poll(&mut self, id: SlotId, waker: &Waker) -> Poll<Result<Response, Error>> {
+    fn poll(&mut self, id: SlotId, waker: &Waker) -> Poll<Delivery> {
         let state = self.live(id).expect("the slot is open while its future lives");
         match std::mem::replace(state, Slot::Waiting(None)) {
-            Slot::Done(result) => Poll::Ready(result),
+            Slot::Done(delivery) => Poll::Ready(delivery),
             Slot::Waiting(_) => {
                 *state = Slot::Waiting(Some(waker.clone()));
                 Poll::Pending
@@ -358,7 +405,7 @@ impl Pending {
             }
             self.deadlines.pop_front();
             if deadline <= now {
-                self.finish(id, Err(Error::Timeout));
+                self.finish(id, Delivery { result: Err(Error::Timeout), published: None });
             }
         }
     }

@@ -8,3 +8,4 @@ pub mod core;
 pub mod logging;
 #[expect(clippy::disallowed_methods, reason = "the shell is the edge")]
 pub mod shell;
+pub mod stages;

@@ -53,8 +53,18 @@ impl Member {
         self.machine.index_mut().start_checkpoint(&anchor.to_bytes(), &membership);
     }
 
+    /// Starts a checkpoint if the newest one lacks something, and none is under way; whoever asked looks again.
+    pub(super) fn checkpoint_on_request(&mut self) -> Response {
+        let published_index = self.applying.published().index;
+        if self.saved_index < published_index && !self.applying.is_mid_batch() {
+            self.start_checkpoint();
+        }
+        Response::Checkpoint { published_index, saved_index: self.saved_index }
+    }
+
     pub(super) fn finish_checkpoints(&mut self) {
         while let Some(done) = self.machine.index_mut().poll_checkpoint_done() {
+            self.saved_index = done.applied.index;
             let anchor = Anchor::from_bytes(&done.anchor).expect("the index gives back the anchor it was given");
             self.log.handle_checkpoint(&anchor);
             self.founding = false;

@@ -35,7 +35,7 @@ pub(super) struct Proposal {
     pub(super) term: u64,
     /// One for each command, in order.
     pub(super) origins: Vec<Origin>,
-    /// When each client's command came; the batch's first one stands for all.
+    /// When the batch's oldest command was asked for.
     pub(super) received: Duration,
     pub(super) append: Option<AppendNumber>,
     pub(super) written: Option<Duration>,
@@ -46,11 +46,13 @@ pub(super) struct Proposal {
 pub(super) struct Writes {
     builder: EntryBuilder,
     origins: Vec<Origin>,
+    /// When the oldest of them was asked for.
+    asked: Duration,
 }
 
 impl Member {
-    pub(super) fn begin_writes(&self) -> Writes {
-        Writes { builder: EntryBuilder::new(self.config.keyspace), origins: Vec::new() }
+    pub(super) fn begin_writes(&self, asked: Duration) -> Writes {
+        Writes { builder: EntryBuilder::new(self.config.keyspace), origins: Vec::new(), asked }
     }
 
     /// Admits a client's write into the batch, or answers why not.
@@ -72,7 +74,7 @@ impl Member {
 
     /// Proposes a command of the member's own, if it leads; it is not held back by anything that is full.
     pub(super) fn propose_own(&mut self, now: Duration, commands: impl IntoIterator<Item = (Origin, Command)>) {
-        let mut writes = self.begin_writes();
+        let mut writes = self.begin_writes(now);
         for (origin, command) in commands {
             self.enqueue(now, &mut writes, origin, &Principal::Server, &command);
         }
@@ -139,7 +141,8 @@ impl Member {
         writes.builder.push(principal, command);
         writes.origins.push(origin);
         if writes.builder.len() >= ENTRY_BYTES_MAX || writes.builder.count() >= ENTRY_COMMANDS_MAX {
-            let full = std::mem::replace(writes, self.begin_writes());
+            let next = self.begin_writes(writes.asked);
+            let full = std::mem::replace(writes, next);
             self.finish_writes(now, full);
         }
     }
@@ -149,7 +152,7 @@ impl Member {
         if writes.builder.is_empty() {
             return;
         }
-        let Writes { builder, origins } = writes;
+        let Writes { builder, origins, asked } = writes;
         match self.raft.propose(builder.finish()) {
             Ok(proposed) => {
                 self.pending_commands += u64::try_from(origins.len()).expect("a batch is small");
@@ -157,7 +160,7 @@ impl Member {
                     index: proposed.index,
                     term: proposed.term,
                     origins,
-                    received: now,
+                    received: asked,
                     append: None,
                     written: None,
                     durable: None,

@@ -11,6 +11,7 @@ use tonic::Status;
 
 use super::errors::status;
 use crate::core::Core;
+use crate::stages::Unsent;
 
 /// The one keyspace that is served.
 pub const KEYSPACE: KeyspaceId = KeyspaceId(0);
@@ -20,6 +21,8 @@ pub const KEYSPACE: KeyspaceId = KeyspaceId(0);
 pub struct Service {
     /// The core.
     pub core: Core,
+    /// The connection's answers to writes that are not in its socket yet.
+    pub unsent: Unsent,
 }
 
 impl Service {
@@ -51,7 +54,11 @@ impl Service {
 
     /// Asks the home core.
     pub async fn ask(&self, request: Request) -> Result<Response, Status> {
-        self.core.request(self.context(), request).await.map_err(status)
+        let result = self.core.request(self.context(), request).await;
+        if let Some(published) = self.core.take_answered_from() {
+            self.unsent.answered(published);
+        }
+        result.map_err(status)
     }
 
     /// Has the home core change the state.

@@ -30,6 +30,7 @@ const SERVICES: &[ServiceMethods] = &[
         served: &["Status", "Alarm", "Defragment", "Hash", "HashKV"],
         not_yet: &["Snapshot", "MoveLeader", "Downgrade"],
     },
+    ServiceMethods { name: "garboard.v1.Diagnostics", served: &["Stages", "Checkpoint"], not_yet: &[] },
     ServiceMethods { name: "grpc.health.v1.Health", served: &["Check", "Watch"], not_yet: &[] },
     ServiceMethods {
         name: "etcdserverpb.Auth",

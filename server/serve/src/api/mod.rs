@@ -8,6 +8,7 @@ mod call;
 mod cluster;
 mod context;
 pub mod convert;
+mod diagnostics;
 pub mod errors;
 pub mod frames;
 mod health;
@@ -47,13 +48,14 @@ use self::lease::LeaseIds;
 use self::methods::Unserved;
 pub use self::watches::Watches;
 use crate::core::Core;
+use crate::stages::Unsent;
 
-/// The gRPC services of a core, for any number of its connections.
+/// The gRPC services of a core, for one of its connections.
 pub fn routes(core: Core) -> Routes {
-    Routes { service: Service { core }, lease_ids: Rc::default() }
+    Routes { service: Service { core, unsent: Unsent::default() }, lease_ids: Rc::default() }
 }
 
-/// The gRPC services of a core.
+/// The gRPC services of a core, as one connection sees them.
 #[derive(Clone)]
 pub struct Routes {
     service: Service,
@@ -79,6 +81,11 @@ where
 }
 
 impl Routes {
+    /// The connection's answers to writes that are not in its socket yet.
+    pub fn unsent(&self) -> Unsent {
+        self.service.unsent.clone()
+    }
+
     /// Answers any request.
     async fn answer<B>(self, request: Request<B>) -> Response<GrpcBody>
     where
@@ -138,6 +145,10 @@ impl Routes {
             }
             "/etcdserverpb.Maintenance/Hash" => call.unary(|request| maintenance::hash(service, request)).await,
             "/etcdserverpb.Maintenance/HashKV" => call.unary(|request| maintenance::hash_kv(service, request)).await,
+            "/garboard.v1.Diagnostics/Stages" => call.unary(|request| diagnostics::stages(service, request)).await,
+            "/garboard.v1.Diagnostics/Checkpoint" => {
+                call.unary(|request| diagnostics::checkpoint(service, request)).await
+            }
             "/grpc.health.v1.Health/Check" => call.unary(health::check).await,
             "/grpc.health.v1.Health/Watch" => call.server_streaming(health::watch).await,
             // The table of methods has what this match lacks; a test compares them.

@@ -10,6 +10,7 @@ use std::time::Duration;
 use futures::executor::block_on;
 use futures::future::{Either, select};
 use futures::stream;
+use garboard_proto::diagnostics as diagnostics_pb;
 use garboard_proto::etcdserverpb as pb;
 use garboard_proto::health::{HealthCheckRequest, HealthCheckResponse};
 use garboard_replica::Error;
@@ -24,6 +25,7 @@ use tower::Service as _;
 
 use super::*;
 use crate::core::{BlockingWork, Edge, Identity, LocalFuture, RequestLimits, Shared};
+use crate::stages::ReplyTimes;
 
 /// The path of a method.
 const RANGE: &str = "/etcdserverpb.KV/Range";
@@ -85,6 +87,7 @@ impl Server {
             },
             raft_term: AtomicU64::new(2),
             stopping: AtomicBool::new(false),
+            replies: vec![ReplyTimes::default()],
         };
         let core = Core::new(0, Arc::new(shared), std::rc::Rc::new(StillEdge), index.reader());
         let routes = routes(core.clone());
@@ -125,6 +128,8 @@ impl Server {
             envelope::Request::Status => envelope::Response::Status(figures()),
             envelope::Request::Defragment => envelope::Response::Defragment,
             envelope::Request::KeptHash { .. } => envelope::Response::KeptHash(None),
+            envelope::Request::Stages => envelope::Response::Stages(Box::default()),
+            envelope::Request::Checkpoint => envelope::Response::Checkpoint { published_index: 9, saved_index: 8 },
         })
     }
 
@@ -133,7 +138,7 @@ impl Server {
         let home = async {
             loop {
                 for Envelope { ticket, request, .. } in self.core.take_outbox().await {
-                    self.core.deliver(ticket, self.home(request));
+                    self.core.deliver(ticket, self.home(request), Some(Duration::ZERO));
                 }
             }
         };
@@ -524,6 +529,20 @@ fn the_server_is_healthy_and_nothing_else_has_a_health() {
     assert_eq!(health.status, 1);
     let status = server.call("/grpc.health.v1.Health/Check", &request("etcdserverpb.KV")).status();
     assert_eq!(status, (Code::NotFound, "unknown service".to_owned()));
+}
+
+#[test]
+fn every_stage_of_a_write_is_listed_with_its_core() {
+    let server = Server::new();
+    server.core.record_reply(Duration::ZERO);
+    let answer: diagnostics_pb::StagesResponse =
+        server.ask("/garboard.v1.Diagnostics/Stages", &diagnostics_pb::StagesRequest {});
+    let listed: Vec<_> = answer.stages.iter().map(|stage| (stage.name.as_str(), stage.core, stage.count)).collect();
+    assert_eq!(listed, [("queue", 0, 0), ("wal_write", 0, 0), ("apply", 0, 0), ("reply", 0, 1)]);
+    assert_eq!(answer.stages[3].buckets, [diagnostics_pb::Bucket { end_ns: 1, count: 1 }]);
+    let checkpoint: diagnostics_pb::CheckpointResponse =
+        server.ask("/garboard.v1.Diagnostics/Checkpoint", &diagnostics_pb::CheckpointRequest {});
+    assert_eq!((checkpoint.published_index, checkpoint.saved_index), (9, 8));
 }
 
 #[test]

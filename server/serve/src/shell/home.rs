@@ -14,8 +14,7 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use garboard_replica::Error;
-use garboard_replica::envelope::{Envelope, Response, Ticket};
+use garboard_replica::envelope::Envelope;
 use garboard_replica::member::{Effect, Fatal, Member};
 use garboard_replica::request::KeyspaceId;
 use garboard_storage::{IndexIo, IoFailure, IoId, IoOp, PageId};
@@ -24,7 +23,7 @@ use garboard_wal::{DiskError, LogFailure, OpId};
 use super::edge::{stop_process, with_sources, yield_once};
 use super::index_file::IndexFile;
 use super::log_files::LogFiles;
-use super::mesh::{BACKLOG_MESSAGES_MAX, Outgoing, ToCore};
+use super::mesh::{Answers, BACKLOG_MESSAGES_MAX, Outgoing, ToCore};
 use super::net::CoreLoad;
 use super::scrub::Scrub;
 use super::start::StartError;
@@ -47,6 +46,8 @@ pub struct Inbox(Rc<InboxState>);
 #[derive(Default)]
 struct InboxState {
     requests: RefCell<Vec<Envelope>>,
+    /// When the oldest of them was asked.
+    since: Cell<Option<Duration>>,
     completions: RefCell<Vec<Completion>>,
     /// Whether the loop is to make a pass although nothing else waits.
     rung: Cell<bool>,
@@ -54,9 +55,10 @@ struct InboxState {
 }
 
 impl Inbox {
-    /// Adds another core's requests.
-    pub fn requests(&self, mut batch: Vec<Envelope>) {
+    /// Adds another core's requests, the oldest of which was asked at `since`.
+    pub fn requests(&self, mut batch: Vec<Envelope>, since: Option<Duration>) {
         self.0.requests.borrow_mut().append(&mut batch);
+        self.0.since.set(self.0.since.get().into_iter().chain(since).min());
         self.wake();
     }
 
@@ -118,7 +120,7 @@ impl Home {
         let mut scrub = Scrub::new(self.edge.now());
         let mut alarm = Alarm::default();
         let mut batch = Vec::new();
-        let mut answers: Vec<Vec<(Ticket, Result<Response, Error>)>> = vec![Vec::new(); self.outgoing.len()];
+        let mut answers: Vec<Answers> = self.outgoing.iter().map(|_| Answers::default()).collect();
         loop {
             let now = self.edge.now();
             self.take_completions(now);
@@ -126,8 +128,9 @@ impl Home {
             if !held_back {
                 batch.append(&mut self.inbox.0.requests.borrow_mut());
                 self.core.drain_outbox(&mut batch);
+                let asked = self.inbox.0.since.take().into_iter().chain(self.core.take_outbox_since()).min();
                 if !batch.is_empty() {
-                    self.member.handle_requests(now, batch.drain(..));
+                    self.member.handle_requests_since(now, asked.unwrap_or(now), batch.drain(..));
                 }
             }
             if self.member.poll_timeout().is_some_and(|due| due <= now) {
@@ -137,7 +140,7 @@ impl Home {
             index_queue.hurry(self.member.machine().index().must_wait());
             scrub.step(now, self.member.machine().index(), &self.index_file, &self.inbox);
             for (core, answers) in answers.iter_mut().enumerate() {
-                if !answers.is_empty() {
+                if !answers.answers.is_empty() {
                     self.outgoing[core].push(ToCore::Answers(std::mem::take(answers)));
                 }
             }
@@ -199,7 +202,7 @@ impl Home {
         ))
     }
 
-    fn pump(&mut self, index_queue: &IndexQueue, answers: &mut [Vec<(Ticket, Result<Response, Error>)>]) {
+    fn pump(&mut self, index_queue: &IndexQueue, answers: &mut [Answers]) {
         while let Some(effect) = self.member.poll_effect(self.edge.now()) {
             match effect {
                 Effect::Log(effect) => self.log_effect(effect),
@@ -214,8 +217,16 @@ impl Home {
                     }
                     self.core.handle_events(&events);
                 }
-                Effect::Answer { ticket, result } if ticket.core == 0 => self.core.deliver(ticket, result),
-                Effect::Answer { ticket, result } => answers[usize::from(ticket.core)].push((ticket, result)),
+                Effect::Answer { ticket, result } => {
+                    let published = self.member.answered_from();
+                    if ticket.core == 0 {
+                        self.core.deliver(ticket, result, published);
+                        continue;
+                    }
+                    let batch = &mut answers[usize::from(ticket.core)];
+                    batch.answers.push((ticket, result));
+                    batch.published = batch.published.or(published);
+                }
             }
         }
     }

@@ -6,6 +6,7 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
+use std::time::Duration;
 
 use garboard_replica::Error;
 use garboard_replica::envelope::{Envelope, Response, Ticket};
@@ -23,7 +24,7 @@ pub const BACKLOG_MESSAGES_MAX: usize = 4096;
 /// What the home core sends to another one.
 pub enum ToCore {
     /// Answers for the core's connections.
-    Answers(Vec<(Ticket, Result<Response, Error>)>),
+    Answers(Answers),
     /// What was applied and published.
     Events(Arc<EventBatch>),
     /// Nothing up to this revision was sent; a core that had no connections learns it before its first one.
@@ -35,7 +36,21 @@ pub enum ToCore {
 /// What another core sends to the home core.
 pub enum ToHome {
     /// Its connections' requests.
-    Requests(Vec<Envelope>),
+    Requests {
+        /// The requests.
+        batch: Vec<Envelope>,
+        /// When the oldest of them was asked.
+        since: Option<Duration>,
+    },
+}
+
+/// Answers for one core's connections.
+#[derive(Default)]
+pub struct Answers {
+    /// The answers, in order.
+    pub answers: Vec<(Ticket, Result<Response, Error>)>,
+    /// When the first of the writes was published that they answer.
+    pub published: Option<Duration>,
 }
 
 /// Both ends of a core's queues, before the executors take them.

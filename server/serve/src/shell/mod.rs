@@ -18,6 +18,7 @@ mod salvage;
 mod scrub;
 mod signals;
 mod start;
+mod timed_stream;
 
 use std::io;
 use std::rc::Rc;
@@ -33,13 +34,14 @@ use self::data_dir::DataDir;
 use self::edge::GlommioEdge;
 pub use self::edge::with_sources;
 use self::home::{Home, Inbox};
-use self::mesh::{Lane, Outgoing, ToCore, ToHome};
+use self::mesh::{Answers, Lane, Outgoing, ToCore, ToHome};
 use self::net::{Accepted, CoreLoad, Listener};
 use self::probe::SyncForm;
 pub use self::salvage::{Salvage, salvage};
 pub use self::start::StartError;
 use crate::config::{Config, GARBOARD_VERSION, ListenAddress};
 use crate::core::{Core, Edge, Identity, RequestLimits, Shared};
+use crate::stages::ReplyTimes;
 
 /// Locked memory that all executors together register with their rings: what the usual limit of 8 MiB leaves room for.
 const RING_MEMORY_BYTES: usize = 4 << 20;
@@ -77,7 +79,7 @@ pub fn run(config: Config) -> Result<(), StartError> {
         device.sync_form
     );
 
-    let shared = Arc::new(shared(&config));
+    let shared = Arc::new(shared(&config, cpus.len()));
     let stop = shared.clone();
     let server = Server {
         config,
@@ -97,7 +99,7 @@ pub fn run(config: Config) -> Result<(), StartError> {
     signals::wait_for(&stop, &finished)
 }
 
-fn shared(config: &Config) -> Shared {
+fn shared(config: &Config, core_count: usize) -> Shared {
     let local = config.cluster.local();
     Shared {
         identity: Identity {
@@ -115,6 +117,7 @@ fn shared(config: &Config) -> Shared {
         },
         raft_term: AtomicU64::new(0),
         stopping: AtomicBool::new(false),
+        replies: (0..core_count).map(|_| ReplyTimes::default()).collect(),
     }
 }
 
@@ -207,8 +210,8 @@ async fn home_core(
         glommio::spawn_local(async move { queue.run(to_core.connect().await).await }).detach();
         glommio::spawn_local(async move {
             let from_core = from_core.connect().await;
-            while let Some(ToHome::Requests(batch)) = from_core.recv().await {
-                inbox.requests(batch);
+            while let Some(ToHome::Requests { batch, since }) = from_core.recv().await {
+                inbox.requests(batch, since);
             }
         })
         .detach();
@@ -275,7 +278,8 @@ async fn other_core(
         let to_home = to_home.connect().await;
         loop {
             let batch = sender.take_outbox().await;
-            if to_home.send(ToHome::Requests(batch)).await.is_err() {
+            let since = sender.take_outbox_since();
+            if to_home.send(ToHome::Requests { batch, since }).await.is_err() {
                 return;
             }
         }
@@ -284,9 +288,9 @@ async fn other_core(
     let from_home = from_home.connect().await;
     while let Some(message) = from_home.recv().await {
         match message {
-            ToCore::Answers(answers) => {
+            ToCore::Answers(Answers { answers, published }) => {
                 for (ticket, result) in answers {
-                    core.deliver(ticket, result);
+                    core.deliver(ticket, result, published);
                 }
             }
             ToCore::Events(events) => core.handle_events(&events),

@@ -17,6 +17,7 @@ use smol_hyper::rt::FuturesIo;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::edge::CoreExecutor;
+use super::timed_stream::TimedStream;
 use crate::api;
 use crate::config::ListenAddress;
 use crate::core::Core;
@@ -223,7 +224,9 @@ async fn serve_stream<S>(core: Core, stream: S) -> hyper::Result<()>
 where
     S: futures::io::AsyncRead + futures::io::AsyncWrite + Unpin + 'static,
 {
-    let service = hyper_util::service::TowerToHyperService::new(api::routes(core));
+    let routes = api::routes(core.clone());
+    let stream = TimedStream::new(stream, core, routes.unsent());
+    let service = hyper_util::service::TowerToHyperService::new(routes);
     hyper::server::conn::http2::Builder::new(CoreExecutor)
         .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
