@@ -63,6 +63,7 @@ pub(super) const USED: &[Flag] = &[
     used("election-timeout", "milliseconds without a leader before an election"),
     used("watch-progress-notify-interval", "time between progress notifications of an idle watch"),
     used("log-level", "debug, info, warn, error, panic or fatal"),
+    used("checkpoint-bytes", "write the index to its file once so many bytes of it have changed"),
     used("cores", "number of cores to use; the default is all that the process may use"),
     switch("strict-permissions", "refuse a data directory that others may read"),
     switch("version", "print the version and exit"),

@@ -31,6 +31,10 @@ pub const DEFAULT_MAX_TXN_OPS: usize = 128;
 pub const DEFAULT_SNAPSHOT_COUNT: u64 = 10_000;
 /// The quota when none is given.
 pub const DEFAULT_QUOTA_BYTES: u64 = 2 * 1024 * 1024 * 1024;
+/// Smallest value of `--checkpoint-bytes`: below it every few commits would rewrite the index's upper pages.
+pub const CHECKPOINT_BYTES_MIN: u64 = 64 * 1024;
+/// Largest value of `--checkpoint-bytes`: changed pages wait in memory.
+pub const CHECKPOINT_BYTES_MAX: u64 = 64 * 1024 * 1024 * 1024;
 /// Longest election timeout, as etcd has it.
 pub const ELECTION_TIMEOUT_LIMIT: Duration = Duration::from_secs(50);
 /// Shortest interval of progress notifications, as etcd has it.
@@ -109,6 +113,8 @@ pub struct Config {
     pub watch_progress_interval: Duration,
     /// What is logged.
     pub log_level: LogLevel,
+    /// Changed bytes of the index that start a checkpoint; nothing: the index's own choice.
+    pub checkpoint_bytes: Option<u64>,
     /// How many cores to use; nothing: those the process may use.
     pub cores: Option<NonZeroU16>,
     /// Whether a data directory that others may read is refused.
@@ -392,6 +398,7 @@ fn build(personality: Personality, values: &Values, warnings: &mut Vec<Warning>)
         election_timeout,
         watch_progress_interval: progress_interval(values)?,
         log_level: values.parsed("log-level", LogLevel::Info, "expected debug, info, warn, error, panic or fatal")?,
+        checkpoint_bytes: values.checkpoint_bytes()?,
         cores: values.cores()?,
         strict_permissions: values.boolean("strict-permissions")?,
         name,
@@ -569,6 +576,13 @@ impl Values {
         match self.get("cores") {
             None => Ok(None),
             Some(_) => self.number("cores", NonZeroU16::MIN, NonZeroU16::MIN, NonZeroU16::MAX).map(Some),
+        }
+    }
+
+    fn checkpoint_bytes(&self) -> Result<Option<u64>, ConfigError> {
+        match self.get("checkpoint-bytes") {
+            None => Ok(None),
+            Some(_) => self.number("checkpoint-bytes", 0, CHECKPOINT_BYTES_MIN, CHECKPOINT_BYTES_MAX).map(Some),
         }
     }
 

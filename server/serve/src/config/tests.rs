@@ -272,6 +272,8 @@ fn limits_and_timers_are_checked() {
         refused(&["--max-request-bytes=33554433"]).0,
         "invalid value \"33554433\" for --max-request-bytes: expected a whole number from 1 to 33554432"
     );
+    assert_eq!(serve(&["--checkpoint-bytes=65536"]).0.checkpoint_bytes, Some(65_536));
+    assert!(refused(&["--checkpoint-bytes=1"]).0.contains("expected a whole number from 65536"));
     assert_eq!(serve(&["--cores=2"]).0.cores, NonZeroU16::new(2));
     assert!(refused(&["--cores=0"]).0.contains("expected a whole number from 1"));
     assert_eq!(serve(&["--log-level=fatal"]).0.log_level, LogLevel::Error);

@@ -4,13 +4,15 @@
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::thread::{CpuSet, sched_setaffinity};
+
+use super::files;
 
 /// Cores that are tried; a machine with more has a device with a queue for each, where it does not matter.
 const CANDIDATES_MAX: usize = 8;
@@ -72,8 +74,14 @@ pub struct LogDevice {
 /// Completing an O_DSYNC write can take work on the core that takes the interrupts; behind a busy loop there it waits for
 /// the scheduler, thousands of microseconds. That tells which core it is, and whether O_DSYNC is a good choice on a
 /// machine where somebody else may be busy on it.
+///
+/// Measuring takes about a tenth of a second, so what was found is kept in the log's folder for the next start.
 pub fn log_device(cores: &[usize], folder: &Path) -> LogDevice {
-    let fallback = LogDevice { home_core: cores[0], sync_form: SyncForm::ThenFdatasync };
+    let conditions = Conditions::now(cores, folder);
+    let kept = folder.join("device");
+    if let Some(device) = conditions.as_ref().and_then(|conditions| conditions.recall(&kept)) {
+        return device;
+    }
     let path = folder.join("probe");
     let outcome = measure(&cores[..cores.len().min(CANDIDATES_MAX)], &path);
     let _ = fs::remove_file(&path);
@@ -81,13 +89,57 @@ pub fn log_device(cores: &[usize], folder: &Path) -> LogDevice {
         Ok(measured) => {
             let device = choose(&measured);
             tracing::debug!(?measured, ?device, "probed the log's device");
+            if let Some(conditions) = conditions.filter(|_| is_telling(&measured))
+                && let Err(error) = files::write_durably(&kept, conditions.text(device).as_bytes())
+            {
+                // A full disk, perhaps: the next start measures again.
+                tracing::debug!("keeping what was measured: {error}");
+            }
             device
         }
         Err(error) => {
             tracing::debug!("probing the log's device: {error}");
-            fallback
+            LogDevice { home_core: cores[0], sync_form: SyncForm::ThenFdatasync }
         }
     }
+}
+
+/// What a measurement holds for. Interrupts are placed anew when the machine boots.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Conditions {
+    boot: String,
+    device: u64,
+    cores: Vec<usize>,
+}
+
+impl Conditions {
+    /// Those of this process; `None` where the kernel does not tell.
+    fn now(cores: &[usize], folder: &Path) -> Option<Conditions> {
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?.trim().to_owned();
+        let device = fs::metadata(folder).ok()?.dev();
+        Some(Conditions { boot, device, cores: cores.to_vec() })
+    }
+
+    /// What was kept, if it was measured under the same conditions.
+    fn recall(&self, path: &Path) -> Option<LogDevice> {
+        let text = fs::read_to_string(path).ok()?;
+        let forms = [SyncForm::Dsync, SyncForm::ThenFdatasync].into_iter();
+        let devices = forms.flat_map(|sync_form| {
+            self.cores.iter().map(move |home_core| LogDevice { home_core: *home_core, sync_form })
+        });
+        devices.into_iter().find(|device| self.text(*device) == text)
+    }
+
+    /// The file's content for a measurement under these conditions.
+    fn text(&self, LogDevice { home_core, sync_form }: LogDevice) -> String {
+        let Conditions { boot, device, cores } = self;
+        format!("boot {boot}\ndevice {device}\ncores {cores:?}\nhome {home_core}\nsync {sync_form:?}\n")
+    }
+}
+
+/// Whether a measurement says something about the device, and not only that the machine was busy.
+fn is_telling(measured: &[Measured]) -> bool {
+    measured.iter().any(|core| core.dsync.min(core.then_fdatasync) < BUSY_LATENCY)
 }
 
 /// The median latency of each form while one core is busy.
@@ -220,5 +272,33 @@ mod tests {
     fn o_dsync_is_used_where_no_busy_core_slows_it() {
         let device = choose(&[measured(2, 20, 35), measured(3, 22, 36)]);
         assert_eq!(device, LogDevice { home_core: 2, sync_form: SyncForm::Dsync });
+    }
+
+    #[test]
+    fn what_was_measured_is_used_again_under_the_same_conditions_only() {
+        let folder = std::env::temp_dir().join(format!("garboard-probe-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("device");
+        let conditions = Conditions { boot: "b".to_owned(), device: 7, cores: vec![0, 1] };
+        let device = LogDevice { home_core: 1, sync_form: SyncForm::ThenFdatasync };
+        assert_eq!(conditions.recall(&path), None);
+        files::write_durably(&path, conditions.text(device).as_bytes()).unwrap();
+        assert_eq!(conditions.recall(&path), Some(device));
+        for other in [
+            Conditions { boot: "c".to_owned(), ..conditions.clone() },
+            Conditions { device: 8, ..conditions.clone() },
+            Conditions { cores: vec![1], ..conditions.clone() },
+        ] {
+            assert_eq!(other.recall(&path), None);
+        }
+        fs::write(&path, &conditions.text(device)[..20]).unwrap();
+        assert_eq!(conditions.recall(&path), None, "a torn file");
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_measurement_on_a_busy_machine_is_not_kept() {
+        assert!(is_telling(&[measured(0, 90, 110), measured(1, 4_000, 127)]));
+        assert!(!is_telling(&[measured(0, 4_000, 8_000), measured(1, 4_000, 8_000)]));
     }
 }

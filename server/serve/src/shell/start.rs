@@ -91,7 +91,7 @@ pub async fn open_member(
 ) -> Result<Opened, StartError> {
     let (cluster_id, member_id) = (config.cluster.cluster_id, config.cluster.local().id);
     let member_config = member_config(config)?;
-    let index_config = IndexConfig::new(cluster_id, member_id);
+    let index_config = index_config(config);
     let log_files = LogFiles::new(dir.wal_path().to_path_buf(), sync_form);
     let creating = Ownership { cluster_id, member_id, stage: Stage::Creating };
     match dir.ownership()? {
@@ -258,6 +258,16 @@ fn member_config(config: &Config) -> Result<MemberConfig, StartError> {
         },
         ..MemberConfig::single(member_id)
     })
+}
+
+fn index_config(config: &Config) -> IndexConfig {
+    let mut index_config = IndexConfig::new(config.cluster.cluster_id, config.cluster.local().id);
+    if let Some(bytes) = config.checkpoint_bytes {
+        index_config.checkpoint_bytes = bytes;
+        // Never less than by default: it bounds what one huge transaction may change, too.
+        index_config.dirty_bytes_max = index_config.dirty_bytes_max.max(2 * bytes);
+    }
+    index_config
 }
 
 fn random_id() -> Result<u128, StartError> {
