@@ -1,7 +1,10 @@
 //! A small client: one HTTP/2 connection, one unary call at a time on each thread.
 
+use std::convert::Infallible;
 use std::path::Path;
+use std::pin::Pin;
 use std::sync::OnceLock;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
@@ -11,7 +14,9 @@ use garboard_proto::etcdserverpb::{
     StatusRequest, StatusResponse, alarm_request::AlarmAction,
 };
 use garboard_proto::mvccpb::KeyValue;
-use http_body_util::{BodyExt, Full};
+use http_body::{Body, Frame};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
 use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use prost::Message;
@@ -60,7 +65,7 @@ fn runtime() -> &'static Runtime {
 /// A connection to a server; clones share it.
 #[derive(Clone)]
 pub struct Client {
-    sender: SendRequest<Full<Bytes>>,
+    sender: SendRequest<RequestBody>,
     authority: String,
 }
 
@@ -86,6 +91,13 @@ impl Client {
     pub fn call<Q: Message, A: Message + Default>(&self, method: &str, request: &Q) -> Result<A, CallError> {
         let call = within(CALL_TIMEOUT, unary(self.sender.clone(), &self.authority, method, request));
         runtime().block_on(call)?
+    }
+
+    /// Makes a call whose answer is a stream, and leaves the request's side open.
+    pub fn stream<Q: Message>(&self, method: &str, request: &Q) -> Result<Stream, CallError> {
+        let call = streaming(self.sender.clone(), &self.authority, method, request);
+        let body = runtime().block_on(within(CALL_TIMEOUT, call))??;
+        Ok(Stream { body, unread: BytesMut::new() })
     }
 
     pub fn put(&self, key: impl AsRef<[u8]>, value: impl Into<Bytes>) -> Result<i64, CallError> {
@@ -166,12 +178,79 @@ where
     Ok(Client { sender, authority: authority.to_owned() })
 }
 
-async fn unary<Q: Message, A: Message + Default>(
-    mut sender: SendRequest<Full<Bytes>>,
+/// A request's bytes; the stream ends behind them, or stays open for as long as the answer is read.
+struct RequestBody {
+    bytes: Option<Bytes>,
+    open: bool,
+}
+
+impl Body for RequestBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        match self.bytes.take() {
+            Some(bytes) => Poll::Ready(Some(Ok(Frame::data(bytes)))),
+            // The connection drops the body when the call is over; nothing needs to wake it.
+            None if self.open => Poll::Pending,
+            None => Poll::Ready(None),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.bytes.is_none() && !self.open
+    }
+}
+
+/// The messages of an answer that is a stream.
+pub struct Stream {
+    body: Incoming,
+    unread: BytesMut,
+}
+
+impl Stream {
+    /// The next message; an error where the stream ends, or brings none in time.
+    pub fn next<A: Message + Default>(&mut self) -> Result<A, CallError> {
+        runtime().block_on(within(CALL_TIMEOUT, self.message()))?
+    }
+
+    async fn message<A: Message + Default>(&mut self) -> Result<A, CallError> {
+        loop {
+            if let Some(head) = self.unread.first_chunk::<5>() {
+                let len = u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize;
+                if self.unread.len() >= 5 + len {
+                    let frame = self.unread.split_to(5 + len).freeze();
+                    return A::decode(frame.slice(5..)).map_err(lost);
+                }
+            }
+            let frame = self.body.frame().await.ok_or_else(|| lost("the stream ended"))?.map_err(lost)?;
+            if let Some(error) = frame.trailers_ref().and_then(status) {
+                return Err(error);
+            }
+            if let Some(data) = frame.data_ref() {
+                self.unread.extend_from_slice(data);
+            }
+        }
+    }
+}
+
+async fn streaming<Q: Message>(
+    sender: SendRequest<RequestBody>,
     authority: &str,
     method: &str,
     request: &Q,
-) -> Result<A, CallError> {
+) -> Result<Incoming, CallError> {
+    let (head, body) = send(sender, authority, method, request, true).await?.into_parts();
+    status(&head.headers).map_or(Ok(body), Err)
+}
+
+async fn send<Q: Message>(
+    mut sender: SendRequest<RequestBody>,
+    authority: &str,
+    method: &str,
+    request: &Q,
+    open: bool,
+) -> Result<http::Response<Incoming>, CallError> {
     let mut frame = BytesMut::with_capacity(5 + request.encoded_len());
     frame.put_u8(0);
     frame.put_u32(u32::try_from(request.encoded_len()).expect("a request below 4 GiB"));
@@ -179,10 +258,19 @@ async fn unary<Q: Message, A: Message + Default>(
     let request = http::Request::post(format!("http://{authority}/{method}"))
         .header("content-type", "application/grpc")
         .header("te", "trailers")
-        .body(Full::new(frame.freeze()))
+        .body(RequestBody { bytes: Some(frame.freeze()), open })
         .expect("the parts are valid");
     sender.ready().await.map_err(lost)?;
-    let response = sender.send_request(request).await.map_err(lost)?;
+    sender.send_request(request).await.map_err(lost)
+}
+
+async fn unary<Q: Message, A: Message + Default>(
+    sender: SendRequest<RequestBody>,
+    authority: &str,
+    method: &str,
+    request: &Q,
+) -> Result<A, CallError> {
+    let response = send(sender, authority, method, request, false).await?;
     let (head, body) = response.into_parts();
     if let Some(error) = status(&head.headers) {
         return Err(error);
