@@ -23,6 +23,10 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(not(feature = "canaries"))]
+mod canary;
+#[cfg(feature = "canaries")]
+pub mod canary;
 mod config;
 mod format;
 pub mod limits;

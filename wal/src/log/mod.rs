@@ -16,6 +16,7 @@ pub(crate) use shard::{Active, Ready, Retired, Shard};
 use shard::{Oversize, Place};
 pub(crate) use terms::Terms;
 
+use crate::canary::{self, Canary};
 use crate::format::{Anchor, Checksum, Kind, Link, Manifest, entry_size, padded_size};
 use crate::limits::SEGMENT_SIZE_MAX_BYTES;
 use crate::{
@@ -166,6 +167,11 @@ impl Log {
             entries.iter().for_each(|entry| terms.put(entry.index, entry.term));
         }
         let before = Mark::new(epoch - 1, cut, hard_state, link);
+        let (epoch, epoch_start) = if canary::is_on(Canary::EpochStartMissing) && cut > 0 {
+            (epoch - 1, EpochStart::Durable)
+        } else {
+            (epoch, epoch_start)
+        };
         Log {
             config,
             manifest,
@@ -446,7 +452,10 @@ impl Log {
             manifest: &self.manifest,
             checksum: self.checksum,
             epoch: self.epoch,
-            durable_sequence: self.durable_sequence,
+            durable_sequence: match canary::is_on(Canary::DurableClaimedEarly) {
+                true => flight.sequence - 1,
+                false => self.durable_sequence,
+            },
             previous: self.link,
         };
         self.link = encode_batch(flight, &context, buf);
@@ -533,6 +542,9 @@ impl Log {
     }
 
     fn write_done(&mut self, now: Duration, op: OpId, result: Result<(), DiskError>) -> Result<(), LogFailure> {
+        if canary::is_on(Canary::AcknowledgedOutOfOrder) && !self.take_for_done(op) {
+            return Ok(());
+        }
         let flight = self.flights.iter_mut().find(|flight| flight.op == op).expect("every completion has its effect");
         assert!(flight.sequence <= self.filled_sequence && !flight.done, "a write is filled once and done once");
         result.map_err(|source| failed_write(flight.shard, flight.place, source))?;
@@ -546,6 +558,17 @@ impl Log {
             self.idle_since = Some(now);
         }
         Ok(())
+    }
+
+    /// The bug of [`Canary::AcknowledgedOutOfOrder`]: what stands before a batch that is done is taken for done. False if
+    /// the batch itself was, before.
+    fn take_for_done(&mut self, op: OpId) -> bool {
+        let Some(at) = self.flights.iter().position(|flight| flight.op == op && !flight.done) else { return false };
+        for flight in self.flights.range_mut(..at).filter(|flight| !flight.done) {
+            flight.done = true;
+            self.shards[usize::from(flight.shard)].in_flight -= 1;
+        }
+        true
     }
 
     /// A batch and everything before it is durable.
@@ -616,7 +639,11 @@ impl Log {
         self.marks.rebase(anchor);
         self.pending.rebase(anchor.last_index);
         for shard in &mut self.shards {
-            let removed = shard.release(anchor.sequence);
+            let through = match canary::is_on(Canary::SegmentReusedEarly) {
+                true => self.durable_sequence,
+                false => anchor.sequence,
+            };
+            let removed = shard.release(through);
             self.removals.extend(removed.into_iter().map(|segment| (shard.index, segment)));
         }
     }

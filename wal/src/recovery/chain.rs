@@ -7,6 +7,7 @@ use bytes::Bytes;
 use super::scan::{Found, Scanned};
 use super::table::{Beyond, Findings, ReadError};
 use super::{Location, MetaFacts};
+use crate::canary::{self, Canary};
 use crate::format::{Anchor, BatchHeader, Kind, Link, decode_body};
 use crate::limits::{ALIGNMENT, SEAL_SLOTS};
 use crate::log::{Mark, Marks, Terms};
@@ -74,7 +75,9 @@ fn survey<'a>(scanned: &'a [Scanned], anchor: &Anchor) -> Survey<'a> {
     for found in current {
         let BatchHeader { epoch, sequence, durable_sequence, kind, hard_state, .. } = found.header;
         let limit = cuts.limit(epoch);
-        survey.durable_sequence = survey.durable_sequence.max(durable_sequence.min(limit));
+        if !canary::is_on(Canary::DurableSequenceIgnored) {
+            survey.durable_sequence = survey.durable_sequence.max(durable_sequence.min(limit));
+        }
         if sequence > limit || sequence < anchor.sequence {
             continue;
         }

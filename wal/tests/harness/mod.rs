@@ -1,7 +1,10 @@
 //! A shell over a simulated disk, and helpers that every test of the log shares.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub mod images;
 pub mod model;
+pub mod random;
+pub mod rot;
 
 use core::time::Duration;
 
@@ -78,6 +81,8 @@ pub struct Shell {
     /// Where batches were written, in order: shard, segment, offset, length.
     pub written: Vec<(u16, u64, u64, usize)>,
     pub failure: Option<LogFailure>,
+    /// The disk in the middle of what is done at once, step by step; recorded only if a test asks for it.
+    pub steps: Option<Vec<Disk>>,
 }
 
 impl Shell {
@@ -86,7 +91,7 @@ impl Shell {
     }
 
     pub fn over(disk: Disk, log: Log) -> Shell {
-        Shell { disk, log, now: Duration::ZERO, in_flight: Vec::new(), written: Vec::new(), failure: None }
+        Shell { disk, log, now: Duration::ZERO, in_flight: Vec::new(), written: Vec::new(), failure: None, steps: None }
     }
 
     /// Starts everything the log asks for; what is no batch is done at once.
@@ -126,7 +131,9 @@ impl Shell {
                 }
             }
             Effect::Remove { op, shard, segment } => {
-                let result = self.disk.remove(&segment_name(shard, segment)).and_then(|()| self.disk.sync_folder());
+                let result = self.disk.remove(&segment_name(shard, segment));
+                self.note_step();
+                let result = result.and_then(|()| self.disk.sync_folder());
                 self.done(op, result)
             }
         }
@@ -136,9 +143,13 @@ impl Shell {
         let mut block = bytes.to_vec();
         block.resize(512, 0);
         self.disk.create("wal/manifest.tmp", 512)?;
+        self.note_step();
         self.disk.write("wal/manifest.tmp", 0, &block)?;
+        self.note_step();
         self.disk.sync("wal/manifest.tmp")?;
+        self.note_step();
         self.disk.rename("wal/manifest.tmp", MANIFEST)?;
+        self.note_step();
         self.disk.sync_folder()
     }
 
@@ -148,9 +159,18 @@ impl Shell {
             self.disk.remove(&temporary)?;
             return Err(error);
         }
+        self.note_step();
         self.disk.sync(&temporary)?;
+        self.note_step();
         self.disk.rename(&temporary, name)?;
+        self.note_step();
         self.disk.sync_folder()
+    }
+
+    fn note_step(&mut self) {
+        if let Some(steps) = &mut self.steps {
+            steps.push(self.disk.clone());
+        }
     }
 
     fn done(&mut self, op: OpId, result: Result<(), simdisk::DiskError>) -> Result<(), ()> {
