@@ -2,9 +2,9 @@
 //! `unsafe`.
 #![allow(unsafe_code)]
 
-use crate::codec::to_usize;
+use crate::codec::{to_u32, to_usize};
 use crate::map::{PAGE_SIZE, PageBytes};
-use memmap2::{MmapOptions, MmapRaw};
+use memmap2::{MmapOptions, MmapRaw, UncheckedAdvice};
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -96,22 +96,58 @@ impl Arena {
         // that could reach it has unpinned its root. The writer itself borrows its whole state to read or to write.
         unsafe { &*self.frames.as_ptr().add(to_usize(frame) * PAGE_SIZE).cast::<PageBytes>() }
     }
+
+    /// Gives the memory of free frames back to the kernel; they read as zeros until they are written again.
+    fn discard(&self, first: u32, count: u32) {
+        let (start, len) = (to_usize(first) * PAGE_SIZE, to_usize(count.min(self.frame_count - first)) * PAGE_SIZE);
+        // SAFETY: the frames lie inside the mapping and are free: no page is in them, so that nobody holds a reference
+        // into them, and whoever takes one writes it before anyone reads it.
+        let discarded = unsafe { self.frames.unchecked_advise_range(UncheckedAdvice::DontNeed, start, len) };
+        // What the kernel does not take back stays usable.
+        debug_assert!(discarded.is_ok(), "memory of the arena goes back: {discarded:?}");
+    }
+}
+
+/// Frames of a slab, one bit each of a word: what goes back to the kernel at once.
+pub(crate) const SLAB_FRAMES: u32 = u64::BITS;
+
+const WORD_BITS: usize = u64::BITS as usize;
+
+/// Some adjacent frames.
+#[derive(Clone, Copy, Debug)]
+struct Slab {
+    /// One bit a frame that is free.
+    free: u64,
+    /// Whether the kernel may hold memory for it.
+    resident: bool,
+}
+
+impl Slab {
+    fn is_free(&self) -> bool {
+        self.free == u64::MAX
+    }
 }
 
 /// The writer's side of the arena: which frames are free, and which are still private to it. There is one.
+///
+/// The lowest free frame is taken first, so that a checkpoint leaves whole slabs free at the arena's end, and their
+/// memory can go back.
 #[derive(Debug)]
 pub(crate) struct Frames {
-    free: Vec<u32>,
-    next_fresh: u32,
+    slabs: Vec<Slab>,
+    /// One bit a slab that has a free frame.
+    open: Vec<u64>,
     used: u32,
-    private: Vec<bool>,
+    /// Slabs that are wholly free and hold memory.
+    idle: u32,
+    private: Vec<u64>,
     private_list: Vec<u32>,
 }
 
 impl Frames {
     /// The writer's side of a new arena, in which nothing is used.
     pub(crate) fn new() -> Frames {
-        Frames { free: Vec::new(), next_fresh: 0, used: 0, private: Vec::new(), private_list: Vec::new() }
+        Frames { slabs: Vec::new(), open: Vec::new(), used: 0, idle: 0, private: Vec::new(), private_list: Vec::new() }
     }
 
     /// How many frames hold a page.
@@ -119,42 +155,118 @@ impl Frames {
         self.used
     }
 
-    /// Takes a frame, private to the writer until [`Frames::publish`]. The last one freed comes first: its memory is
-    /// warm.
+    /// How many slabs hold memory and no page.
+    #[cfg(test)]
+    pub(crate) fn idle_slabs(&self) -> u32 {
+        self.idle
+    }
+
+    /// Takes a frame, private to the writer until [`Frames::publish`].
     pub(crate) fn take(&mut self, arena: &Arena) -> u32 {
-        let frame = self.free.pop().unwrap_or_else(|| {
-            assert!(self.next_fresh < arena.frame_count, "one transaction outgrew the arena of changed pages");
-            self.next_fresh += 1;
-            self.private.push(false);
-            self.next_fresh - 1
-        });
+        let number = self.open_slab();
+        let slab = &mut self.slabs[number];
+        self.idle -= u32::from(slab.is_free() && slab.resident);
+        slab.resident = true;
+        let bit = slab.free.trailing_zeros();
+        slab.free &= slab.free - 1;
+        if slab.free == 0 {
+            self.open[number / WORD_BITS] &= !(1 << (number % WORD_BITS));
+        }
+        let frame = to_u32(number) * SLAB_FRAMES + bit;
+        assert!(frame < arena.frame_count, "one transaction outgrew the arena of changed pages");
         self.used += 1;
-        self.private[to_usize(frame)] = true;
+        self.private[number] |= 1 << bit;
         self.private_list.push(frame);
         frame
     }
 
+    /// The lowest slab with a free frame.
+    fn open_slab(&mut self) -> usize {
+        if let Some(word) = self.open.iter().position(|word| *word != 0) {
+            return word * WORD_BITS + to_usize(self.open[word].trailing_zeros());
+        }
+        let number = self.slabs.len();
+        self.slabs.push(Slab { free: u64::MAX, resident: false });
+        self.private.push(0);
+        self.open.resize(number / WORD_BITS + 1, 0);
+        self.open[number / WORD_BITS] |= 1 << (number % WORD_BITS);
+        number
+    }
+
     /// Gives a frame back that no reader can reach.
     pub(crate) fn give(&mut self, frame: u32) {
+        let (number, bit) = slab_of(frame);
+        let slab = &mut self.slabs[number];
+        assert!(slab.free & bit == 0, "frame {frame} holds a page");
+        slab.free |= bit;
+        self.idle += u32::from(slab.is_free());
+        self.open[number / WORD_BITS] |= 1 << (number % WORD_BITS);
         self.used -= 1;
-        self.private[to_usize(frame)] = false;
-        self.free.push(frame);
+        self.private[number] &= !bit;
+    }
+
+    /// Gives the memory of one free slab, the highest one, back to the kernel if more than `keep` hold some.
+    pub(crate) fn trim(&mut self, arena: &Arena, keep: u32) {
+        if self.idle <= keep {
+            return;
+        }
+        let number = self.slabs.iter().rposition(|slab| slab.is_free() && slab.resident);
+        let number = number.expect("the count of idle slabs says that there is one");
+        self.slabs[number].resident = false;
+        self.idle -= 1;
+        arena.discard(to_u32(number) * SLAB_FRAMES, SLAB_FRAMES);
     }
 
     /// From now on readers may reach the frames taken so far.
     pub(crate) fn publish(&mut self) {
         for frame in self.private_list.drain(..) {
-            self.private[to_usize(frame)] = false;
+            let (number, bit) = slab_of(frame);
+            self.private[number] &= !bit;
         }
     }
 
     /// Writes to a private frame.
     pub(crate) fn write<'a>(&'a mut self, arena: &'a Arena, frame: u32) -> &'a mut PageBytes {
-        assert!(self.private[to_usize(frame)], "a frame that readers may reach is never written");
+        let (number, bit) = slab_of(frame);
+        assert!(self.private[number] & bit != 0, "a frame that readers may reach is never written");
         assert!(frame < arena.frame_count, "frame {frame} lies outside the arena");
         // SAFETY: the frame lies inside the mapping, which lives as long as `arena`. It is private: no published root
         // leads a reader to it, `self` is the arena's only writer and is borrowed mutably for as long as the result
         // lives, and the writer's own walks borrow the state that `self` is a part of.
         unsafe { &mut *arena.frames.as_mut_ptr().add(to_usize(frame) * PAGE_SIZE).cast::<PageBytes>() }
+    }
+}
+
+/// Where a frame's bit is.
+fn slab_of(frame: u32) -> (usize, u64) {
+    (to_usize(frame / SLAB_FRAMES), 1 << (frame % SLAB_FRAMES))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lowest_free_frame_is_taken_first_and_memory_of_free_slabs_goes_back_down_to_what_is_kept() {
+        let arena = Arena::new(1, 64 * SLAB_FRAMES).unwrap();
+        let mut frames = Frames::new();
+        let taken: Vec<u32> = (0..10 * SLAB_FRAMES).map(|_| frames.take(&arena)).collect();
+        assert_eq!(taken, (0..10 * SLAB_FRAMES).collect::<Vec<_>>());
+        for frame in &taken {
+            frames.write(&arena, *frame).fill(7);
+        }
+        frames.publish();
+        for frame in taken.iter().rev().filter(|frame| **frame != 5) {
+            frames.give(*frame);
+        }
+        assert_eq!((frames.used(), frames.idle_slabs()), (1, 9));
+        for _ in 0..20 {
+            frames.trim(&arena, 2);
+        }
+        assert_eq!(frames.idle_slabs(), 2);
+        let content = |slab: u32| arena.frame(slab * SLAB_FRAMES + 5)[9];
+        assert_eq!((0..10).map(content).collect::<Vec<_>>(), [7, 7, 7, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(frames.take(&arena), 0);
+        assert_eq!(frames.take(&arena), 1);
     }
 }

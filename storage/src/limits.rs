@@ -17,6 +17,8 @@ pub const READ_AHEAD_PAGES: u32 = 63;
 /// Addresses for changed pages, in multiples of [`DIRTY_BYTES_MAX`] as configured: what one huge transaction may need
 /// beyond the bound.
 pub const ARENA_FACTOR: u64 = 8;
+/// Memory for changed pages that is kept although no page is in it: what is used again next needs no new memory.
+pub const RETAINED_BYTES: usize = 8 << 20;
 /// Bytes of one checkpoint write at most.
 pub const WRITE_BYTES_MAX: usize = 64 << 10;
 /// Checkpoint writes in flight at most.

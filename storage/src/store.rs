@@ -1,7 +1,8 @@
 //! The writer's pages: taking, copying and killing them, and publishing roots.
 
-use crate::arena::{Frames, Place};
+use crate::arena::{Frames, Place, SLAB_FRAMES};
 use crate::codec::{to_u32, to_usize};
+use crate::limits;
 use crate::map::{PAGE_SIZE, PageBytes};
 use crate::page::{self, CAPACITY, Extent, HEADER_SIZE, Kind};
 use crate::pages::{Pages, extent_pages};
@@ -101,6 +102,8 @@ pub(crate) struct Store {
     pub(crate) saved_to: u64,
     /// The root of the newest durable checkpoint.
     durable: u64,
+    /// Slabs of frames that hold memory although no page is in them.
+    kept_slabs: u32,
     pinned: Vec<u64>,
     freed: Vec<Remains>,
 }
@@ -121,6 +124,7 @@ impl Store {
             abandoned: BTreeSet::new(),
             saved_to: durable,
             durable,
+            kept_slabs: to_u32(limits::RETAINED_BYTES / PAGE_SIZE) / SLAB_FRAMES,
             pinned: Vec::new(),
             freed: Vec::new(),
         }
@@ -238,6 +242,12 @@ impl Store {
         self.reclaim.publish();
         self.reclaim();
         self.release_some();
+        self.trim();
+    }
+
+    /// Gives some memory of the arena that is not in use back to the kernel.
+    pub(crate) fn trim(&mut self) {
+        self.frames.trim(&self.shared.pages.arena, self.kept_slabs);
     }
 
     /// Frees what no reader reaches any more.

@@ -31,9 +31,9 @@ fn quota_cores() -> Option<usize> {
         let mut parts = line.splitn(3, ':');
         let (Some(_), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next()) else { continue };
         let cores = if controllers.is_empty() {
-            ancestors("/sys/fs/cgroup", path).filter_map(|folder| unified_quota(&folder)).min()
+            ancestors(Path::new("/sys/fs/cgroup"), path).filter_map(|folder| unified_quota(&folder)).min()
         } else if controllers.split(',').any(|name| name == "cpu") {
-            ancestors("/sys/fs/cgroup/cpu", path).filter_map(|folder| legacy_quota(&folder)).min()
+            ancestors(Path::new("/sys/fs/cgroup/cpu"), path).filter_map(|folder| legacy_quota(&folder)).min()
         } else {
             None
         };
@@ -46,11 +46,11 @@ fn quota_cores() -> Option<usize> {
 }
 
 /// A group's folder and those of the groups above it, whose limits hold as well.
-fn ancestors(mount: &str, path: &str) -> impl Iterator<Item = PathBuf> {
-    let mount = mount.to_owned();
+pub fn ancestors(mount: &Path, path: &str) -> impl Iterator<Item = PathBuf> {
+    let mount = mount.to_path_buf();
     Path::new(path)
         .ancestors()
-        .map(|group| Path::new(&mount).join(group.strip_prefix("/").unwrap_or(group)))
+        .map(|group| mount.join(group.strip_prefix("/").unwrap_or(group)))
         .collect::<Vec<_>>()
         .into_iter()
 }

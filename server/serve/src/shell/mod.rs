@@ -11,6 +11,7 @@ mod files;
 mod home;
 mod index_file;
 mod log_files;
+mod memory;
 mod mesh;
 mod net;
 mod probe;

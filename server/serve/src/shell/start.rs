@@ -18,6 +18,7 @@ use super::data_dir::{DataDir, DataDirError, Ownership, Stage};
 use super::home::log_error;
 use super::index_file::IndexFile;
 use super::log_files::LogFiles;
+use super::memory;
 use super::probe::SyncForm;
 use crate::config::{self, Config};
 
@@ -261,7 +262,7 @@ fn member_config(config: &Config) -> Result<MemberConfig, StartError> {
 }
 
 fn index_config(config: &Config) -> IndexConfig {
-    let mut index_config = IndexConfig::new(config.cluster.cluster_id, config.cluster.local().id);
+    let mut index_config = memory::index_config(config.cluster.cluster_id, config.cluster.local().id);
     if let Some(bytes) = config.checkpoint_bytes {
         index_config.checkpoint_bytes = bytes;
         // Never less than by default: it bounds what one huge transaction may change, too.
