@@ -214,6 +214,7 @@ impl Checkpoint {
                     store.written(self.pages[position]);
                 }
                 store.reclaim();
+                store.trim();
             }
             (Out::Sync | Out::Fixed, Ok(())) => (),
         }
@@ -235,7 +236,12 @@ impl Checkpoint {
         CheckpointDone { applied: self.meta.root.applied, anchor: self.meta.anchor.clone() }
     }
 
-    /// Bytes that are still to be written.
+    /// Bytes that it writes in all, without the meta page.
+    pub(crate) fn bytes_total(&self) -> u64 {
+        to_u64((self.pages.len() + self.images.pages.len()) * PAGE_SIZE)
+    }
+
+    /// Bytes of them that are still to be written.
     pub(crate) fn bytes_left(&self) -> u64 {
         to_u64((self.pages.len() - self.next_page + self.images.pages.len() - self.next_image) * PAGE_SIZE)
     }

@@ -467,9 +467,10 @@ impl Index {
         self.done.take()
     }
 
-    /// Bytes that the checkpoint under way has yet to hand out.
-    pub fn checkpoint_bytes_left(&self) -> u64 {
-        self.checkpoint.as_ref().map_or(0, Checkpoint::bytes_left)
+    /// How far the checkpoint under way is; `None` when there is none.
+    pub fn checkpoint_progress(&self) -> Option<CheckpointProgress> {
+        let checkpoint = self.checkpoint.as_ref()?;
+        Some(CheckpointProgress { left_bytes: checkpoint.bytes_left(), total_bytes: checkpoint.bytes_total() })
     }
 
     /// The next pages from number `from` on, `max` at most, that the working state uses and the file holds, for

@@ -137,6 +137,15 @@ impl IndexConfig {
     }
 }
 
+/// How far a checkpoint is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CheckpointProgress {
+    /// What it has yet to hand out for writing.
+    pub left_bytes: u64,
+    /// What it writes in all.
+    pub total_bytes: u64,
+}
+
 /// A checkpoint is durable.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CheckpointDone {

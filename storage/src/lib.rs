@@ -36,7 +36,8 @@ pub use check::CheckError;
 pub use file::{MappedFile, NoFile, PageFile};
 pub use index::Index;
 pub use io::{
-    CheckpointDone, IndexConfig, IndexFailure, IndexIo, IoFailure, IoId, IoOp, OpenError, OpenFacts, PageError,
+    CheckpointDone, CheckpointProgress, IndexConfig, IndexFailure, IndexIo, IoFailure, IoId, IoOp, OpenError,
+    OpenFacts, PageError,
 };
 pub use map::{Map, PAGE_SIZE};
 pub use types::{

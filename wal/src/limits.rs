@@ -19,8 +19,10 @@ pub const SEGMENT_SIZE_MAX_BYTES: u64 = 1024 * MIB;
 /// Segments that are kept open or prepared for each shard in use: the one being written and its successor.
 pub const PREPARED_SEGMENTS: u64 = 2;
 
-/// Segments without live batches that a shard keeps for reuse, the open one included; what is beyond is removed.
-pub const KEPT_SEGMENTS_MAX: usize = 4;
+/// Segments of a shard beyond which one that is no longer needed is removed instead of being kept for reuse. Each is read
+/// at a start, and a new one is written twice, first with zeros: so it is what a log under full load holds between two
+/// checkpoints, and no more.
+pub const KEPT_SEGMENTS_MAX: usize = 8;
 
 /// What the log reserves on disk at start, whatever the number of cores. At the default segment size eight shards reach
 /// it (8 × 2 × 16 MiB); with more shards, segments shrink: 64 × 2 × 2 MiB.

@@ -52,6 +52,13 @@ pub const HASH_WAITERS_MAX: usize = 1_024;
 /// A request that has waited this long for the hash of the compaction under way is told that it is not known.
 pub const HASH_WAIT_MAX: Duration = Duration::from_secs(3);
 
+/// Log behind the newest checkpoint above which the next one is due. What a start replays is bounded by about twice as
+/// much: the next checkpoint hurries so that it is done before the log has grown by as much again.
+pub const CHECKPOINT_LOG_BYTES: u64 = 32 * 1024 * 1024;
+
+/// How long a stop waits for its checkpoint. What is not saved by then is replayed at the next start.
+pub const STOP_SAVE_MAX: Duration = Duration::from_secs(2);
+
 /// While a full disk stops checkpoints, one is tried this often.
 pub const CHECKPOINT_RETRY: Duration = Duration::from_secs(1);
 

@@ -121,6 +121,12 @@ pub struct Member {
     next_compaction: Duration,
     /// When a checkpoint is tried again that a full disk stopped.
     next_checkpoint_retry: Duration,
+    /// What a start would have replayed when the newest checkpoint was started.
+    checkpoint_began_at: u64,
+    /// A stop was asked for, and does not wait for its checkpoint beyond this time.
+    stop_by: Option<Duration>,
+    /// The checkpoint of the stop was started.
+    stop_saved: bool,
     /// Apply waits for the index's changed pages to become fewer, and looks again at this time.
     stalled_until: Option<Duration>,
     /// A new member holds its log back until its first meta page is durable.
@@ -202,6 +208,9 @@ impl Member {
             auto_compactor: AutoCompactor::new(now, config.auto_compaction),
             next_compaction: now,
             next_checkpoint_retry: now,
+            checkpoint_began_at: 0,
+            stop_by: None,
+            stop_saved: false,
             stalled_until: None,
             founding: false,
             undurable: VecDeque::new(),

@@ -356,3 +356,27 @@ fn writes_are_refused_while_apply_is_far_behind() {
     assert_eq!(done, 6_000);
     assert!(sim.execute(put("a", "1")).is_ok());
 }
+
+#[test]
+fn what_a_start_replays_is_bounded_by_bytes_of_log_and_a_stop_leaves_nothing_to_replay() {
+    let bound = 1 << 20;
+    let config = MemberConfig { checkpoint_log_bytes: bound, ..MemberConfig::single(7) };
+    let mut sim = Sim::with(17, config);
+    (sim.index_config.checkpoint_bytes, sim.index_config.dirty_bytes_max) = (64 << 20, 128 << 20);
+    sim.settle();
+    sim.restart();
+    for n in 0..4_000 {
+        sim.execute(put(&format!("key-{}", n % 500), &"v".repeat(100))).unwrap();
+        assert!(sim.member.log().replay_bytes() < 2 * bound);
+    }
+    assert!(sim.member.log().base().sequence() > 1);
+    assert!(sim.member.log().replay_bytes() > 0);
+    assert!(!sim.member.prepare_stop(sim.now) && sim.member.is_checkpoint_urgent());
+    while !sim.member.prepare_stop(sim.now) {
+        assert!(sim.step());
+    }
+    assert_eq!(sim.member.log().replay_bytes(), 0);
+    sim.restart();
+    assert_eq!(sim.member.log().replay_bytes(), 0);
+    assert_eq!(value(&sim, "key-499"), Some("v".repeat(100).into_bytes()));
+}

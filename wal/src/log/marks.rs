@@ -15,11 +15,13 @@ pub(crate) struct Mark {
     pub(crate) link: Link,
     /// The lowest first index of this batch and of the ones right before it that are not remembered.
     pub(crate) lowest_index: u64,
+    /// Bytes of all batches up to the end of this one that this process has read or written.
+    position: u64,
 }
 
 impl Mark {
     pub(crate) fn new(epoch: u64, sequence: u64, hard_state: HardState, link: Link) -> Mark {
-        Mark { epoch, sequence, hard_state, link, lowest_index: link.first_index }
+        Mark { epoch, sequence, hard_state, link, lowest_index: link.first_index, position: 0 }
     }
 }
 
@@ -30,23 +32,34 @@ const _: () = assert!(MARKS_MAX.is_multiple_of(2));
 pub(crate) struct Marks {
     base: Anchor,
     ring: VecDeque<Mark>,
+    /// The position of the anchor's batch.
+    base_position: u64,
+    /// The position of the newest batch.
+    position: u64,
 }
 
 impl Marks {
     pub(crate) fn new(base: Anchor) -> Marks {
-        Marks { base, ring: VecDeque::new() }
+        Marks { base, ring: VecDeque::new(), base_position: 0, position: 0 }
     }
 
     pub(crate) fn base(&self) -> &Anchor {
         &self.base
     }
 
-    pub(crate) fn push(&mut self, mark: Mark) {
+    /// Bytes of the batches behind the newest durable anchor: what a start would replay.
+    pub(crate) fn replay_bytes(&self) -> u64 {
+        self.position - self.base_position
+    }
+
+    /// A batch of `size` bytes is durable.
+    pub(crate) fn push(&mut self, mark: Mark, size: u64) {
         assert!(self.ring.back().map_or(self.base.sequence, |last| last.sequence) < mark.sequence);
         if self.ring.len() == MARKS_MAX {
             self.thin();
         }
-        self.ring.push_back(mark);
+        self.position += size;
+        self.ring.push_back(Mark { position: self.position, ..mark });
     }
 
     /// Forgets every other batch: a coarser ring only makes an anchor a little older than it could be.
@@ -92,8 +105,8 @@ impl Marks {
     pub(crate) fn rebase(&mut self, anchor: &Anchor) {
         assert!(anchor.sequence >= self.base.sequence, "anchors never go back");
         self.base = *anchor;
-        while self.ring.front().is_some_and(|mark| mark.sequence <= anchor.sequence) {
-            self.ring.pop_front();
+        while let Some(mark) = self.ring.pop_front_if(|mark| mark.sequence <= anchor.sequence) {
+            self.base_position = mark.position;
         }
     }
 }
@@ -112,7 +125,7 @@ mod tests {
     fn an_anchor_never_lies_behind_entries_that_were_replaced() {
         let mut marks = Marks::new(Anchor::genesis(1));
         for (sequence, first, last) in [(1, 1, 4), (2, 5, 9), (3, 8, 12), (4, 13, 13)] {
-            marks.push(mark(sequence, first, last));
+            marks.push(mark(sequence, first, last), 4096);
         }
         let sequences = [0, 3, 4, 9, 11, 12, 13].map(|applied| marks.anchor(applied, 4).sequence);
         assert_eq!(sequences, [0, 0, 1, 1, 1, 3, 4]);
@@ -123,10 +136,21 @@ mod tests {
         let mut marks = Marks::new(Anchor::genesis(1));
         for sequence in 1..=10 * u64::try_from(MARKS_MAX).unwrap() {
             // Each batch replaces the last entry of the one before it.
-            marks.push(mark(sequence, 10 * sequence, 10 * sequence + 10));
+            marks.push(mark(sequence, 10 * sequence, 10 * sequence + 10), 4096);
         }
         assert!(marks.ring.len() <= MARKS_MAX);
         assert_eq!(marks.anchor(u64::MAX, 1).sequence, 10 * u64::try_from(MARKS_MAX).unwrap());
         assert_eq!(marks.anchor(10 * 10 * u64::try_from(MARKS_MAX).unwrap() + 9, 1).sequence, 0);
+    }
+    #[test]
+    fn what_a_start_would_replay_is_what_was_written_behind_the_anchor() {
+        let mut marks = Marks::new(Anchor::genesis(1));
+        for sequence in 1..=10 {
+            marks.push(mark(sequence, sequence, sequence), 1000 * sequence);
+        }
+        assert_eq!(marks.replay_bytes(), 55_000);
+        let anchor = marks.anchor(7, 10);
+        marks.rebase(&anchor);
+        assert_eq!(marks.replay_bytes(), 8_000 + 9_000 + 10_000);
     }
 }

@@ -578,7 +578,7 @@ impl Log {
         self.durable_sequence = flight.sequence;
         self.durable_append = flight.through;
         self.durable_mark = flight.mark(self.epoch);
-        self.marks.push(self.durable_mark);
+        self.marks.push(self.durable_mark, flight.size);
         if flight.kind == Kind::EpochStart {
             self.epoch_start = EpochStart::Durable;
         }
@@ -671,6 +671,11 @@ impl Log {
         };
         self.snapshot = Some(anchor);
         Some(anchor)
+    }
+
+    /// Bytes of log behind the newest anchor that is durable in the index: what a start would read and replay.
+    pub fn replay_bytes(&self) -> u64 {
+        self.marks.replay_bytes()
     }
 
     /// The newest anchor that is durable in the index.

@@ -174,6 +174,11 @@ impl Shard {
         self.next_number - 1
     }
 
+    /// Segments that hold batches which may be needed, or are ready for some.
+    pub(crate) fn kept(&self) -> usize {
+        usize::from(self.active.is_some()) + self.ready.len() + self.retired.len()
+    }
+
     /// Takes out what the anchor does not need any more: `recycle` what fits, and return what is to be removed.
     pub(crate) fn release(&mut self, anchor_sequence: u64) -> Vec<u64> {
         let mut removed = Vec::new();
@@ -181,7 +186,7 @@ impl Shard {
             self.retired.extract_if(.., |segment| segment.last_sequence <= anchor_sequence).collect();
         for segment in released {
             let fits = segment.reusable && self.enabled && segment.size == self.segment_size;
-            let room = usize::from(self.active.is_some()) + self.ready.len() < KEPT_SEGMENTS_MAX;
+            let room = self.kept() < KEPT_SEGMENTS_MAX;
             if fits && room {
                 let number = segment.number;
                 self.ready.push_back(Ready { number, generation: None, seal_count: 0, recycled: true });

@@ -211,7 +211,7 @@ impl Chain {
         self.link = header.link(found.checksum);
         self.hard_state = header.hard_state;
         let mark = Mark::new(header.epoch, header.sequence, header.hard_state, self.link);
-        self.marks.push(mark);
+        self.marks.push(mark, header.size());
         let end = header.offset + header.size();
         self.ends.insert((header.shard, header.segment), (header.sequence, end));
     }

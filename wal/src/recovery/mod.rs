@@ -368,10 +368,7 @@ impl Recovery {
                 if let Some((last_sequence, _)) = end_of(segment) {
                     let size = segment.file.size_bytes;
                     shard.retired.push(Retired { number, size, last_sequence, reusable: sound });
-                } else if sound
-                    && shard.enabled
-                    && segment.file.size_bytes == size
-                    && usize::from(shard.active.is_some()) + shard.ready.len() < KEPT_SEGMENTS_MAX
+                } else if sound && shard.enabled && segment.file.size_bytes == size && shard.kept() < KEPT_SEGMENTS_MAX
                 {
                     let recycled = !segment.found.is_empty();
                     shard.ready.push_back(Ready { number, generation: None, seal_count: 0, recycled });

@@ -9,6 +9,7 @@ use crate::alarm::Alarms;
 use crate::apply::Machine;
 use crate::auto_compaction::AutoCompaction;
 use crate::lease::Lessor;
+use crate::limits::CHECKPOINT_LOG_BYTES;
 use crate::quota::Quota;
 use crate::raft::{Membership, MembershipError, RaftConfig, Restored};
 use crate::request::KeyspaceId;
@@ -37,6 +38,9 @@ pub struct MemberConfig {
     pub auto_compaction: AutoCompaction,
     /// Prepared log space below which, when the disk is full, writes that grow the store are refused.
     pub log_reserve_bytes: u64,
+    /// Log behind the newest checkpoint above which the next one is due, which bounds what a start replays to about twice
+    /// as much.
+    pub checkpoint_log_bytes: u64,
 }
 
 impl MemberConfig {
@@ -53,6 +57,7 @@ impl MemberConfig {
             quota_bytes: 0,
             auto_compaction: AutoCompaction::Off,
             log_reserve_bytes: wal::limits::ROOM_RESERVE_DEFAULT_BYTES,
+            checkpoint_log_bytes: CHECKPOINT_LOG_BYTES,
         }
     }
 

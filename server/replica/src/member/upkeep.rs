@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use garboard_storage::{CompactionProgress, IndexIo, NeedPage, Paged, SpaceState};
+use garboard_storage::{CheckpointProgress, CompactionProgress, IndexIo, NeedPage, Paged, SpaceState};
 use garboard_wal::Anchor;
 
 use super::writes::Origin;
@@ -10,7 +10,7 @@ use super::{Effect, Member, Outgoing};
 use crate::envelope::{Response, Ticket};
 use crate::error::Error;
 use crate::kept_hashes::Lookup;
-use crate::limits::{CHECKPOINT_RETRY, COMPACTION_PAUSE, COMPACTION_STEP_RECORDS};
+use crate::limits::{CHECKPOINT_RETRY, COMPACTION_PAUSE, COMPACTION_STEP_RECORDS, STOP_SAVE_MAX};
 use crate::request::{Command, Reply};
 
 impl Member {
@@ -20,9 +20,46 @@ impl Member {
 
     pub(super) fn start_checkpoint_if_wanted(&mut self) {
         // On a full disk the next attempt is a matter of time.
-        if self.machine.index().wants_checkpoint() && !self.is_index_full() {
+        let wanted = self.machine.index().wants_checkpoint() || self.replay_is_long();
+        if wanted && !self.is_index_full() {
             self.start_checkpoint();
         }
+    }
+
+    /// Whether a start would replay so much of the log that a checkpoint is due.
+    fn replay_is_long(&self) -> bool {
+        let saving = self.machine.index().checkpoint_progress().is_some();
+        !saving && self.log.replay_bytes() >= self.config.checkpoint_log_bytes
+    }
+
+    /// Whether the checkpoint under way should write without rests: writers wait for it, or the log grows so fast that
+    /// with rests the next one would be due before it is done. That bounds what a start replays.
+    pub fn is_checkpoint_urgent(&self) -> bool {
+        let index = self.machine.index();
+        let hurried = index.must_wait() || self.stop_by.is_some();
+        let Some(CheckpointProgress { left_bytes, total_bytes }) = index.checkpoint_progress() else { return false };
+        let grown = self.log.replay_bytes().saturating_sub(self.checkpoint_began_at);
+        let allowed = self.config.checkpoint_log_bytes / 2;
+        let behind = u128::from(grown) * u128::from(total_bytes)
+            > u128::from(allowed) * u128::from(total_bytes - left_bytes.min(total_bytes));
+        left_bytes > 0 && (hurried || behind)
+    }
+
+    /// Saves what is published, so that the next start replays nothing. True once that is done, or can't be done in good
+    /// time: the member may be dropped. Call it again after each of the effects.
+    pub fn prepare_stop(&mut self, now: Duration) -> bool {
+        let by = *self.stop_by.get_or_insert(now + STOP_SAVE_MAX);
+        if now >= by || self.is_index_full() {
+            return true;
+        }
+        if self.machine.index().checkpoint_progress().is_some() {
+            return false;
+        }
+        if self.stop_saved || self.log.replay_bytes() == 0 {
+            return true;
+        }
+        self.stop_saved = self.checkpoint();
+        false
     }
 
     pub(super) fn is_index_full(&self) -> bool {
@@ -50,6 +87,9 @@ impl Member {
         assert!(applied.index <= self.durable_index, "what is applied is durable in the log");
         let anchor = self.log.anchor(applied.index);
         let membership = self.raft.membership().to_bytes();
+        if self.machine.index().checkpoint_progress().is_none() {
+            self.checkpoint_began_at = self.log.replay_bytes();
+        }
         self.machine.index_mut().start_checkpoint(&anchor.to_bytes(), &membership);
     }
 

@@ -137,7 +137,7 @@ impl Home {
                 self.member.handle_timeout(now);
             }
             self.pump(&index_queue, &mut answers);
-            index_queue.hurry(self.member.machine().index().must_wait());
+            index_queue.hurry(self.member.is_checkpoint_urgent());
             scrub.step(now, self.member.machine().index(), &self.index_file, &self.inbox);
             for (core, answers) in answers.iter_mut().enumerate() {
                 if !answers.answers.is_empty() {
@@ -150,7 +150,8 @@ impl Home {
             {
                 serve()?;
             }
-            if self.shared.stopping.load(Ordering::Relaxed) && self.member.is_quiet() {
+            let stopping = self.shared.stopping.load(Ordering::Relaxed);
+            if stopping && self.member.is_quiet() && self.member.prepare_stop(now) {
                 return Ok(());
             }
             // The tasks that work a backlog off run on this core, too.
