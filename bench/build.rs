@@ -6,7 +6,7 @@ use std::path::PathBuf;
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=proto");
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
-    let descriptors = protox::compile(["bench.proto", "health.proto"], ["proto"])?;
+    let descriptors = protox::compile(["bench.proto", "health.proto", "diagnostics.proto"], ["proto"])?;
     for (folder, client, server) in [("client", true, false), ("stub", false, true)] {
         let folder = out.join(folder);
         std::fs::create_dir_all(&folder)?;

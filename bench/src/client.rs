@@ -3,10 +3,14 @@
 use crate::endpoint::Endpoint;
 use crate::error::BenchError;
 use crate::limits;
+use crate::proto::diagnostics::diagnostics_client::DiagnosticsClient;
 use crate::proto::health::health_client::HealthClient;
 use crate::proto::kv_client::KvClient;
+use crate::proto::maintenance_client::MaintenanceClient;
 use crate::proto::watch_client::WatchClient;
+use bytes::{BufMut, BytesMut};
 use http::uri::{Authority, Scheme, Uri};
+use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -77,6 +81,49 @@ impl Connection {
     pub fn calls(&self) -> Calls {
         let health = HealthClient::with_origin(self.clone(), self.origin.clone());
         Calls { kv: self.kv(), health }
+    }
+
+    /// A client of the Maintenance service on this connection.
+    pub fn maintenance(&self) -> MaintenanceClient<Self> {
+        MaintenanceClient::with_origin(self.clone(), self.origin.clone())
+    }
+
+    /// A client of Garboard's own service on this connection.
+    pub fn diagnostics(&self) -> DiagnosticsClient<Self> {
+        DiagnosticsClient::with_origin(self.clone(), self.origin.clone())
+    }
+
+    /// Calls a method of one request and one response, and throws the response away as it comes: what a client does
+    /// with an answer costs nothing then. Answers how many bytes came.
+    pub async fn drain(&mut self, path: &'static str, message: &impl prost::Message) -> Result<u64, tonic::Status> {
+        let broken = |error: hyper::Error| tonic::Status::unavailable(error.to_string());
+        let len = u32::try_from(message.encoded_len()).map_err(|_| tonic::Status::internal("a request is small"))?;
+        let mut frame = BytesMut::with_capacity(message.encoded_len() + 5);
+        frame.put_u8(0);
+        frame.put_u32(len);
+        message.encode(&mut frame).map_err(|error| tonic::Status::internal(error.to_string()))?;
+        let body = Body::new(http_body_util::Full::new(frame.freeze()));
+        let mut request = http::Request::post(format!("{}{}", self.origin.to_string().trim_end_matches('/'), path))
+            .header(http::header::CONTENT_TYPE, "application/grpc")
+            .header(http::header::TE, "trailers")
+            .body(body)
+            .expect("the parts make a request");
+        *request.version_mut() = http::Version::HTTP_2;
+        self.sender.ready().await.map_err(broken)?;
+        let (head, mut body) = self.sender.send_request(request).await.map_err(broken)?.into_parts();
+        let mut status = tonic::Status::from_header_map(&head.headers);
+        let mut received = 0;
+        while let Some(frame) = body.frame().await {
+            match frame.map_err(broken)?.into_data() {
+                Ok(data) => received += data.len() as u64,
+                Err(frame) => status = frame.trailers_ref().and_then(tonic::Status::from_header_map),
+            }
+        }
+        match status {
+            Some(status) if status.code() == tonic::Code::Ok => Ok(received),
+            Some(status) => Err(status),
+            None => Err(tonic::Status::internal("the answer has no status")),
+        }
     }
 
     /// A client of the Watch service on this connection.

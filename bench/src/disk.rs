@@ -3,10 +3,10 @@
 //! The file is filled with zeroes and synced before the first write, so that no write allocates or journals; each write
 //! goes around the page cache, and one is in flight at a time.
 
-use crate::args::DiskPlan;
 use crate::error::BenchError;
 use crate::limits::{DISK_BLOCK_BYTES, DISK_FILE_BYTES, DISK_WARMUP_WRITES};
 use crate::load::{nanos, new_histogram};
+use crate::plan::DiskPlan;
 use crate::report::{Table, show};
 use crate::stats::median;
 use hdrhistogram::Histogram;

@@ -38,6 +38,14 @@ pub enum BenchError {
         /// The server's message.
         message: String,
     },
+    /// Watchers were not sent what was put.
+    #[error("{endpoint} sent wrong events: {what}")]
+    WrongEvents {
+        /// The endpoint's address.
+        endpoint: String,
+        /// What was seen.
+        what: String,
+    },
     /// A connection broke during the run.
     #[error("the connection to {endpoint} broke during the run: {reason}")]
     ConnectionLost {
@@ -68,8 +76,8 @@ pub enum BenchError {
         /// The first failure.
         first_error: String,
     },
-    /// The CPU time of a process cannot be read.
-    #[error("cannot read the CPU time of process {pid}")]
+    /// The figures of a process cannot be read.
+    #[error("cannot read the figures of process {pid}")]
     Process {
         /// The process.
         pid: u32,
@@ -108,7 +116,7 @@ impl BenchError {
                 Some("--dir names a writable directory on a file system with O_DIRECT, which one in memory lacks")
             }
             Self::Generator(_) => Some("a raised limit of open files or threads (ulimit -n, -u) may help"),
-            Self::Argument(_) | Self::Call { .. } | Self::AllFailed { .. } => None,
+            Self::Argument(_) | Self::Call { .. } | Self::WrongEvents { .. } | Self::AllFailed { .. } => None,
         }
     }
 

@@ -2,11 +2,12 @@
 //!
 //! Each round measures the three one after the other, so that what the machine does meanwhile falls on all of them.
 
-use crate::args::{DiskPlan, Operation, Plan};
 use crate::disk::{DiskProbe, DiskReport, SyncForm};
 use crate::error::BenchError;
-use crate::measure::{Progress, Session, turns};
-use crate::report::{Setup, Table, show};
+use crate::measure::{Progress, Session};
+use crate::plan::{DiskPlan, Operation, Plan};
+use crate::report::{Report, Setup, Table, show, stages_text};
+use crate::stages::StageFigures;
 use crate::stats::{Figures, Metric, median};
 use serde::Serialize;
 
@@ -39,6 +40,9 @@ pub struct TargetFloor {
     pub put: Figures,
     /// Every figure of the no-op calls, medians over the rounds.
     pub noop: Figures,
+    /// Where the server says that the time of the puts went.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub stages: Vec<StageFigures>,
 }
 
 /// Everything that a run measured.
@@ -55,50 +59,44 @@ pub struct FloorReport {
 /// Runs a plan.
 pub fn measure(disk_plan: &DiskPlan, puts: &Plan, progress: Progress<'_>) -> Result<FloorReport, BenchError> {
     let noops = Plan { operation: Operation::Noop, ..puts.clone() };
-    let (noop_session, put_session) = (Session::new(&noops), Session::new(puts));
+    let (mut noop_session, mut put_session) = (Session::new(&noops), Session::new(puts));
     let mut probe = DiskProbe::open(&disk_plan.dir)?;
-    for target in &puts.targets {
-        noop_session.prepare(target, progress)?;
-        put_session.prepare(target, progress)?;
-    }
+    noop_session.prepare(progress)?;
+    put_session.prepare(progress)?;
     let mut disk_rounds = [Vec::new(), Vec::new()];
-    let mut rounds = vec![(Vec::new(), Vec::new()); puts.targets.len()];
     for number in 0..puts.rounds {
         for (form, figures) in SyncForm::ALL.into_iter().zip(&mut disk_rounds) {
             figures.push(probe.round(form, disk_plan.total)?);
         }
-        for index in turns(number, puts.targets.len()) {
-            let target = &puts.targets[index];
-            rounds[index].0.push(Figures::of(&noop_session.round(target, number, progress)?, false));
-            rounds[index].1.push(Figures::of(&put_session.round(target, number, progress)?, false));
-        }
+        noop_session.run_turns(number, progress)?;
+        put_session.run_turns(number, progress)?;
     }
-    Ok(FloorReport::new(puts, DiskReport::new(disk_plan, disk_rounds), &rounds))
+    Ok(FloorReport::new(DiskReport::new(disk_plan, disk_rounds), &noop_session.finish()?, put_session.finish()?))
 }
 
 impl FloorReport {
-    /// Puts a report together from the disk's rounds and each endpoint's rounds of no-op calls and of puts.
-    pub fn new(plan: &Plan, disk: DiskReport, rounds: &[(Vec<Figures>, Vec<Figures>)]) -> Self {
+    /// Puts a report together from the disk's rounds and the reports on no-op calls and on puts.
+    pub fn new(disk: DiskReport, noops: &Report, puts: Report) -> Self {
         let mut targets: Vec<TargetFloor> = Vec::new();
-        for (target, (noops, puts)) in plan.targets.iter().zip(rounds) {
+        for (noop, put) in noops.results.iter().zip(puts.results) {
             let disk_rounds = disk.floor().rounds.iter().map(|round| round.p50_us);
-            let rounds: Vec<_> = disk_rounds
-                .zip(noops.iter().zip(puts))
-                .map(|(disk, (noop, put))| FloorRound::new(disk, p50(noop), p50(put)))
-                .collect();
+            let calls = noop.rounds.iter().zip(&put.rounds);
+            let rounds: Vec<_> =
+                disk_rounds.zip(calls).map(|(disk, (noop, put))| FloorRound::new(disk, p50(noop), p50(put))).collect();
             let of = |figure: fn(&FloorRound) -> f64| median(&mut rounds.iter().map(figure).collect::<Vec<_>>());
             let median = FloorRound::new(of(|r| r.disk_p50_us), of(|r| r.noop_p50_us), of(|r| r.put_p50_us));
             let first = targets.first().map_or(median, |first| first.median);
             targets.push(TargetFloor {
-                endpoint: target.label(),
+                endpoint: put.endpoint,
                 median,
                 ratio_to_first_floor: median.put_p50_us / (first.disk_p50_us + first.noop_p50_us),
                 rounds,
-                put: Figures::median(puts),
-                noop: Figures::median(noops),
+                put: put.median,
+                noop: noop.median.clone(),
+                stages: put.stages,
             });
         }
-        Self { setup: Setup::new(plan), disk, targets }
+        Self { setup: puts.setup, disk, targets }
     }
 
     /// The report as JSON, one object.
@@ -127,7 +125,10 @@ impl FloorReport {
             row.extend(self.targets.iter().map(cell));
             table.row(row);
         }
-        format!("{}\n{}\n{}\n{}", self.setup.to_text(), self.disk.to_text(), table.to_text(), self.rounds_text())
+        let parts = [self.setup.to_text(), self.disk.to_text(), table.to_text(), self.rounds_text()];
+        let stages = self.targets.iter().filter(|target| !target.stages.is_empty());
+        let stages = stages.map(|target| stages_text(&target.endpoint, &target.stages));
+        parts.into_iter().chain(stages).collect::<Vec<_>>().join("\n")
     }
 
     fn rounds_text(&self) -> String {
@@ -163,14 +164,25 @@ fn p50(figures: &Figures) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::Target;
     use crate::disk::WriteFigures;
     use crate::endpoint::Endpoint;
-    use std::collections::BTreeMap;
+    use crate::load::Outcome;
+    use crate::plan::Target;
+    use crate::report::Results;
     use std::path::PathBuf;
 
-    fn figures(p50: f64) -> Figures {
-        Figures(BTreeMap::from([(Metric::LatencyP50Us, p50)]))
+    fn report(plan: &Plan, p50s: [f64; 2]) -> Report {
+        let outcome = |p50_us: f64| {
+            let mut outcome = Outcome { success_count: 1, ..Outcome::empty() };
+            outcome.latency.record((p50_us * 1e3) as u64).unwrap();
+            outcome
+        };
+        let results = p50s.map(|p50| {
+            let mut results = Results::default();
+            results.quiet.add(plan, outcome(p50), None);
+            results
+        });
+        Report::new(plan, results.to_vec())
     }
 
     #[test]
@@ -180,12 +192,15 @@ mod tests {
         let disk_plan = DiskPlan { dir: PathBuf::from("/d"), total: 1, rounds: 1, json: false };
         let write = |p50_us| vec![WriteFigures { p50_us, p90_us: 0.0, p99_us: 0.0, max_us: 0.0 }];
         let disk = DiskReport::new(&disk_plan, [write(120.0), write(80.0)]);
-        let rounds = [(vec![figures(120.0)], vec![figures(250.0)]), (vec![figures(160.0)], vec![figures(400.0)])];
-        let report = FloorReport::new(&plan, disk, &rounds);
-        assert_eq!((report.targets[0].median.ratio, report.targets[0].ratio_to_first_floor), (1.25, 1.25));
-        assert!((report.targets[1].median.ratio - 400.0 / 240.0).abs() < 1e-9);
-        assert_eq!(report.targets[1].ratio_to_first_floor, 2.0);
+        let report = FloorReport::new(disk, &report(&plan, [120.0, 160.0]), report(&plan, [250.0, 400.0]));
+        // The histograms know three digits.
+        let near =
+            |value: f64, expected: f64| assert!((value / expected - 1.0).abs() < 0.01, "{value}, not {expected}");
+        near(report.targets[0].median.ratio, 1.25);
+        near(report.targets[0].ratio_to_first_floor, 1.25);
+        near(report.targets[1].median.ratio, 400.0 / 240.0);
+        near(report.targets[1].ratio_to_first_floor, 2.0);
         let text = report.to_text();
-        assert!(text.contains("put / (disk + no-op)") && text.contains("1.250"), "{text}");
+        assert!(text.contains("put / (disk + no-op)") && text.contains("1.25"), "{text}");
     }
 }

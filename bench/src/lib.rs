@@ -11,8 +11,8 @@
 
 mod args;
 mod client;
-mod cpu;
 mod disk;
+mod disturb;
 mod endpoint;
 mod error;
 mod floor;
@@ -20,8 +20,11 @@ mod limits;
 mod load;
 mod measure;
 mod pacer;
+mod plan;
+mod process;
 mod report;
 mod schedule;
+mod stages;
 mod stats;
 mod watch;
 mod workload;
@@ -31,6 +34,11 @@ mod proto {
     #![allow(missing_docs, clippy::all, reason = "generated")]
     include!(concat!(env!("OUT_DIR"), "/client/etcdserverpb.rs"));
 
+    /// Garboard's own service.
+    pub mod diagnostics {
+        include!(concat!(env!("OUT_DIR"), "/client/garboard.v1.rs"));
+    }
+
     /// The call that does nothing.
     pub mod health {
         include!(concat!(env!("OUT_DIR"), "/client/grpc.health.v1.rs"));
@@ -38,17 +46,19 @@ mod proto {
 }
 
 pub use args::{
-    BenchArgs, CountArgs, DiskArgs, DiskPlan, FloorArgs, LoadArgs, Operation, Plan, RangeArgs, Target, Task, WatchArgs,
-    WorkloadArgs,
+    BenchArgs, CountArgs, DiskArgs, During, FloorArgs, LoadArgs, PutArgs, RangeArgs, WatchArgs, WorkloadArgs,
 };
-pub use cpu::{parse_stat_ticks, process_cpu, processes_cpu};
 pub use disk::{DiskReport, FormResult, SyncForm, WriteFigures};
+pub use disturb::{Passes, save};
 pub use endpoint::Endpoint;
 pub use error::BenchError;
 pub use floor::{FloorReport, FloorRound, TargetFloor};
-pub use measure::{Progress, measure};
-pub use report::{Report, Setup, TargetResult};
+pub use measure::{Progress, measure, measure_all};
+pub use plan::{DiskPlan, Disturbance, Operation, Plan, Target, Task, Watchers};
+pub use process::{anonymous_bytes, file_bytes, parse_stat_ticks, process_cpu, processes_cpu, written_bytes};
+pub use report::{DisturbedResult, Report, Setup, TargetResult};
 pub use schedule::Schedule;
+pub use stages::StageFigures;
 pub use stats::{Figures, Metric};
 
 use std::process::ExitCode;

@@ -24,8 +24,8 @@ pub const KEY_SPACE_MAX: u64 = 10_000_000_000;
 pub const KEY_DIGITS: usize = 10;
 /// Largest value, the largest that Garboard's index takes.
 pub const VALUE_BYTES_MAX: u32 = 32 * 1024 * 1024;
-/// Smallest value of the watch workload, which carries the round's number and the intended start in it.
-pub const WATCH_VALUE_BYTES_MIN: u32 = 16;
+/// Smallest value of the watch workload, which carries the round's number, the intended start and the put's number.
+pub const WATCH_VALUE_BYTES_MIN: u32 = 24;
 /// Longest key prefix.
 pub const KEY_PREFIX_BYTES_MAX: usize = 256;
 /// How long a connection attempt may take.
@@ -40,6 +40,20 @@ pub const ACTIVITY_INTERVAL: Duration = Duration::from_millis(200);
 pub const LATENCY_MAX: Duration = Duration::from_secs(3600);
 /// Number of places in the random bytes at which a value may begin.
 pub const VALUE_POOL_BYTES: usize = 1024 * 1024;
+/// Watches on one stream, at most.
+pub const WATCHES_PER_STREAM_MAX: u32 = 10_000;
+/// Bytes of values of the ranges that disturb, at most: what etcd can still send as one message.
+pub const RANGE_BYTES_MAX: u64 = 1_500_000_000;
+/// Bytes of each value in those ranges.
+pub const RANGE_VALUE_BYTES: u64 = 1024;
+/// Between the start of a round and that of what disturbs it.
+pub const DISTURBANCE_LEAD: Duration = Duration::from_millis(200);
+/// Between two calls of Defragment.
+pub const DEFRAGMENT_REST: Duration = Duration::from_millis(500);
+/// Between two questions whether a checkpoint is done.
+pub const CHECKPOINT_LOOK_INTERVAL: Duration = Duration::from_millis(5);
+/// Between two looks at the memory of the server.
+pub const MEMORY_LOOK_INTERVAL: Duration = Duration::from_millis(20);
 /// Puts in flight while the key space is filled.
 pub const FILL_CLIENTS: u32 = 128;
 /// Largest message that a response may be.
@@ -49,4 +63,4 @@ pub const HTTP2_WINDOW_BYTES: u32 = 8 * 1024 * 1024;
 
 const _: () = assert!(DISK_FILE_BYTES.is_multiple_of(DISK_BLOCK_BYTES));
 const _: () = assert!(10u64.pow(KEY_DIGITS as u32) >= KEY_SPACE_MAX);
-const _: () = assert!(WATCH_VALUE_BYTES_MIN as usize == 2 * size_of::<u64>());
+const _: () = assert!(WATCH_VALUE_BYTES_MIN as usize == 3 * size_of::<u64>());

@@ -4,17 +4,18 @@
 //! the path of an operation crosses threads. The calling thread starts them together, shows progress and notices a
 //! stall.
 
-use crate::args::{Operation, Target};
 use crate::client::Connection;
-use crate::cpu;
 use crate::error::BenchError;
 use crate::limits;
 use crate::pacer::FineTimer;
+use crate::plan::{Operation, Target};
+use crate::process;
 use crate::schedule::{self, Schedule};
-use crate::watch::{self, Watcher};
+use crate::watch::{self, Expected, Seen, Tally, WatchStream};
 use crate::workload::{OperationError, Stamp, Workload};
 use hdrhistogram::Histogram;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, watch as signal};
@@ -43,6 +44,49 @@ pub struct Round<'a> {
     pub nonce: u64,
     /// Patience when nothing finishes.
     pub stall: Duration,
+    /// What is done to the server meanwhile, if anything.
+    pub window: Option<Arc<Window>>,
+}
+
+/// The times within a round at which something disturbs the server.
+#[derive(Debug, Default)]
+pub struct Window {
+    /// Whether operations that the disturbance does not meet are left out of the latencies.
+    pub only_within: bool,
+    begun: AtomicBool,
+    active: AtomicBool,
+    over: AtomicBool,
+}
+
+impl Window {
+    /// Counts every operation, or only those that the disturbance meets.
+    pub fn new(only_within: bool) -> Self {
+        Self { only_within, ..Self::default() }
+    }
+
+    /// Whether the round's load has begun.
+    pub fn has_begun(&self) -> bool {
+        self.begun.load(Ordering::Relaxed)
+    }
+
+    /// Whether the round's load has ended.
+    pub fn is_over(&self) -> bool {
+        self.over.load(Ordering::Relaxed)
+    }
+
+    /// Says that the round's load has ended, or never will begin.
+    pub fn end(&self) {
+        self.over.store(true, Ordering::Relaxed);
+    }
+
+    /// Says whether the disturbance is under way.
+    pub fn set_active(&self, active: bool) {
+        self.active.store(active, Ordering::Relaxed);
+    }
+
+    fn counts_now(&self) -> bool {
+        !self.only_within || self.active.load(Ordering::Relaxed)
+    }
 }
 
 /// What a round measured. All latencies are in nanoseconds.
@@ -55,6 +99,10 @@ pub struct Outcome {
     pub send_lag: Histogram<u64>,
     /// From a put's intended start to its event's arrival, once for each watcher.
     pub event_latency: Histogram<u64>,
+    /// Operations that succeeded; more than there are latencies if only those within a window count.
+    pub success_count: u64,
+    /// The longest time in which nothing succeeded, in nanoseconds.
+    pub longest_gap_ns: u64,
     /// Operations that failed.
     pub error_count: u64,
     /// What the first of them said.
@@ -65,19 +113,45 @@ pub struct Outcome {
     pub server_cpu: Option<Duration>,
     /// CPU time of this process.
     pub generator_cpu: Duration,
+    /// Bytes that the server's processes had written to disk, if they are known.
+    pub server_written_bytes: Option<u64>,
+    /// Anonymous resident memory of the server's processes, if they are known.
+    pub server_anonymous: Option<Memory>,
+    /// The puts of a round with watchers, by the number of their key.
+    pub puts: HashMap<u64, Tally>,
+    /// What the watchers saw.
+    pub seen: Vec<Seen>,
+}
+
+/// Bytes of memory over a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// When the load began.
+    pub before: u64,
+    /// The most that was seen.
+    pub peak: u64,
+    /// When the load had ended.
+    pub after: u64,
 }
 
 impl Outcome {
-    fn empty() -> Self {
+    /// Nothing measured.
+    pub fn empty() -> Self {
         Self {
             latency: new_histogram(),
             send_lag: new_histogram(),
             event_latency: new_histogram(),
+            success_count: 0,
+            longest_gap_ns: 0,
             error_count: 0,
             first_error: None,
             elapsed: Duration::ZERO,
             server_cpu: None,
             generator_cpu: Duration::ZERO,
+            server_written_bytes: None,
+            server_anonymous: None,
+            puts: HashMap::new(),
+            seen: Vec::new(),
         }
     }
 
@@ -86,7 +160,13 @@ impl Outcome {
         self.latency.add(other.latency).expect(SAME_BOUNDS);
         self.send_lag.add(other.send_lag).expect(SAME_BOUNDS);
         self.event_latency.add(other.event_latency).expect(SAME_BOUNDS);
+        self.success_count += other.success_count;
+        self.longest_gap_ns = self.longest_gap_ns.max(other.longest_gap_ns);
         self.error_count += other.error_count;
+        for (key, tally) in other.puts {
+            self.puts.entry(key).or_default().merge(tally);
+        }
+        self.seen.extend(other.seen);
         self.first_error = self.first_error.take().or(other.first_error);
         self.elapsed = self.elapsed.max(other.elapsed);
     }
@@ -118,7 +198,7 @@ enum Signal {
 
 /// Runs one round to its end. `observe` is called now and then with the number of operations finished.
 pub fn run_round(round: &Round<'_>, observe: &mut dyn FnMut(u64)) -> Result<Outcome, BenchError> {
-    let activity = Activity::default();
+    let activity = Arc::new(Activity::default());
     let (reports, received) = mpsc::channel();
     let (signals, _) = signal::channel(Signal::Wait);
     std::thread::scope(|scope| {
@@ -138,21 +218,33 @@ pub fn run_round(round: &Round<'_>, observe: &mut dyn FnMut(u64)) -> Result<Outc
         if result.is_err() {
             signals.send_replace(Signal::Abort);
         }
-        result
+        if let Some(window) = &round.window {
+            window.end();
+        }
+        let outcome = result?;
+        watch::compare(&round.target.label(), &outcome.puts, &outcome.seen)?;
+        Ok(outcome)
     })
 }
 
-/// Counters that all threads of a round share; they are for progress only.
+/// Counters that all threads of a round share.
 #[derive(Debug, Default)]
 struct Activity {
     finished: AtomicU64,
     events: AtomicU64,
+    /// When an operation last succeeded, in nanoseconds since the start.
+    last_success_ns: AtomicU64,
 }
 
 impl Activity {
     fn add(&self, finished: u64, events: u64) {
         self.finished.fetch_add(finished, Ordering::Relaxed);
         self.events.fetch_add(events, Ordering::Relaxed);
+    }
+
+    /// An operation succeeded: how long ago did the last one?
+    fn gap_ns(&self, now_ns: u64) -> u64 {
+        now_ns.saturating_sub(self.last_success_ns.swap(now_ns, Ordering::Relaxed))
     }
 
     fn read(&self) -> (u64, u64) {
@@ -162,7 +254,7 @@ impl Activity {
 
 fn conduct(
     round: &Round<'_>,
-    activity: &Activity,
+    activity: &Arc<Activity>,
     received: &mpsc::Receiver<Report>,
     signals: &signal::Sender<Signal>,
     observe: &mut dyn FnMut(u64),
@@ -173,18 +265,21 @@ fn conduct(
             return result.map(|outcome| *outcome);
         }
     }
-    let server_cpu = |pids: &[u32]| if pids.is_empty() { Ok(None) } else { cpu::processes_cpu(pids).map(Some) };
-    let (server_before, own_before) = (server_cpu(&round.target.pids)?, cpu::process_cpu(std::process::id())?);
+    let mut meter = Meter::start(&round.target.pids)?;
     let lead = if round.rate.is_some() { limits::OPEN_LOOP_LEAD } else { Duration::ZERO };
     signals.send_replace(Signal::Start { epoch: Instant::now() + lead });
+    if let Some(window) = &round.window {
+        window.begun.store(true, Ordering::Relaxed);
+    }
 
     // Between two operations of a slow schedule nothing happens, and that is no stall.
     let patience = round.stall + round.rate.map_or(Duration::ZERO, |rate| Duration::from_secs_f64(1.0 / rate));
     let (mut last, mut last_change) = (activity.read(), Instant::now());
+    let mut last_progress = last_change;
     let mut outcome = Outcome::empty();
     let mut running = round.threads;
     while running > 0 {
-        match received.recv_timeout(limits::PROGRESS_INTERVAL.min(patience)) {
+        match received.recv_timeout(meter.interval().min(patience)) {
             Ok(Report::Done(result)) => {
                 outcome.absorb(*result?);
                 running -= 1;
@@ -192,8 +287,12 @@ fn conduct(
             Ok(Report::Ready) => unreachable!("each thread is ready once"),
             Err(mpsc::RecvTimeoutError::Disconnected) => unreachable!("{ALIVE}"),
             Err(mpsc::RecvTimeoutError::Timeout) => {
+                meter.look()?;
                 let now = activity.read();
-                observe(now.0);
+                if last_progress.elapsed() >= limits::PROGRESS_INTERVAL {
+                    last_progress = Instant::now();
+                    observe(now.0);
+                }
                 if now != last {
                     (last, last_change) = (now, Instant::now());
                 } else if last_change.elapsed() >= patience {
@@ -203,9 +302,7 @@ fn conduct(
             }
         }
     }
-    outcome.server_cpu =
-        server_before.zip(server_cpu(&round.target.pids)?).map(|(before, after)| after.saturating_sub(before));
-    outcome.generator_cpu = cpu::process_cpu(std::process::id())?.saturating_sub(own_before);
+    meter.finish(&mut outcome)?;
     if outcome.error_count == round.total {
         let first_error = outcome.first_error.unwrap_or_default();
         return Err(BenchError::AllFailed { endpoint: round.target.label(), total: round.total, first_error });
@@ -213,10 +310,56 @@ fn conduct(
     Ok(outcome)
 }
 
+/// What processes use between the start and the end of a round.
+struct Meter<'a> {
+    pids: &'a [u32],
+    own_cpu: Duration,
+    server_cpu: Duration,
+    written_bytes: u64,
+    anonymous: Memory,
+}
+
+impl<'a> Meter<'a> {
+    fn start(pids: &'a [u32]) -> Result<Self, BenchError> {
+        let anonymous = process::anonymous_bytes(pids)?;
+        Ok(Self {
+            pids,
+            own_cpu: process::process_cpu(std::process::id())?,
+            server_cpu: process::processes_cpu(pids)?,
+            written_bytes: process::written_bytes(pids)?,
+            anonymous: Memory { before: anonymous, peak: anonymous, after: anonymous },
+        })
+    }
+
+    /// How long to wait before the next look.
+    fn interval(&self) -> Duration {
+        if self.pids.is_empty() { limits::PROGRESS_INTERVAL } else { limits::MEMORY_LOOK_INTERVAL }
+    }
+
+    fn look(&mut self) -> Result<(), BenchError> {
+        if !self.pids.is_empty() {
+            self.anonymous.after = process::anonymous_bytes(self.pids)?;
+            self.anonymous.peak = self.anonymous.peak.max(self.anonymous.after);
+        }
+        Ok(())
+    }
+
+    fn finish(mut self, outcome: &mut Outcome) -> Result<(), BenchError> {
+        outcome.generator_cpu = process::process_cpu(std::process::id())?.saturating_sub(self.own_cpu);
+        if !self.pids.is_empty() {
+            self.look()?;
+            outcome.server_cpu = Some(process::processes_cpu(self.pids)?.saturating_sub(self.server_cpu));
+            outcome.server_written_bytes = Some(process::written_bytes(self.pids)?.saturating_sub(self.written_bytes));
+            outcome.server_anonymous = Some(self.anonymous);
+        }
+        Ok(())
+    }
+}
+
 fn run_thread(
     round: &Round<'_>,
     thread: u32,
-    activity: &Activity,
+    activity: &Arc<Activity>,
     reports: &mpsc::Sender<Report>,
     listener: signal::Receiver<Signal>,
 ) -> Result<Outcome, BenchError> {
@@ -238,7 +381,7 @@ fn run_thread(
 async fn generate(
     round: &Round<'_>,
     thread: u32,
-    activity: &Activity,
+    activity: &Arc<Activity>,
     reports: &mpsc::Sender<Report>,
     mut listener: signal::Receiver<Signal>,
 ) -> Result<Outcome, BenchError> {
@@ -248,10 +391,12 @@ async fn generate(
         connections.push(Connection::open(endpoint).await?);
     }
     let mut watchers = Vec::new();
-    if let Operation::Watch { watchers: count } = round.workload.operation() {
-        for number in 0..schedule::share(count.into(), thread, round.threads) as usize {
+    if let Operation::Watch(wanted) = round.workload.operation() {
+        let expected = Expected::new(round.workload, round.number, round.total);
+        for (number, ranges) in watch::streams(wanted, thread, round.threads).into_iter().enumerate() {
             let connection = &connections[number % connections.len()];
-            watchers.push(Watcher::open(connection, round.workload.bounds(), round.target.label()).await?);
+            let endpoint = round.target.label();
+            watchers.push(WatchStream::open(connection, round.workload, ranges, &expected, endpoint).await?);
         }
     }
     // The receiver lives as long as the round, so this reaches it.
@@ -260,7 +405,7 @@ async fn generate(
     let Ok(Signal::Start { epoch }) = start else { return Ok(Outcome::empty()) };
 
     let share = schedule::share(round.total, thread, round.threads);
-    let line = Arc::new(Line::new(round, thread, share, epoch));
+    let line = Arc::new(Line::new(round, thread, share, epoch, activity.clone()));
     let clients = schedule::share(round.clients.into(), thread, round.threads);
     let mut tasks = JoinSet::new();
     for client in 0..clients {
@@ -268,7 +413,7 @@ async fn generate(
         tasks.spawn(drive(line.clone(), connection, round.workload.clone()));
     }
     for watcher in watchers {
-        tasks.spawn(watcher.receive(line.clone(), round.total));
+        tasks.spawn(watcher.receive(line.clone(), round.workload.clone()));
     }
     if let Some(schedule) = line.schedule {
         tasks.spawn(pace(line.clone(), schedule, clients));
@@ -304,6 +449,8 @@ pub struct Line {
     /// One permit for each operation that is due. Unused if the loop is closed.
     due: Semaphore,
     next: AtomicU64,
+    activity: Arc<Activity>,
+    window: Option<Arc<Window>>,
     /// Never contended: all its users run on one thread.
     outcome: Mutex<Outcome>,
 }
@@ -312,10 +459,12 @@ pub struct Line {
 struct Ticket {
     local_index: u64,
     intended: Instant,
+    /// Whether its latency counts however it ends: the disturbance is under way.
+    counts: bool,
 }
 
 impl Line {
-    fn new(round: &Round<'_>, thread: u32, share: u64, epoch: Instant) -> Self {
+    fn new(round: &Round<'_>, thread: u32, share: u64, epoch: Instant, activity: Arc<Activity>) -> Self {
         Self {
             endpoint: round.target.label(),
             number: round.number,
@@ -327,6 +476,8 @@ impl Line {
             schedule: round.rate.map(|rate| Schedule::new(rate, thread, round.threads)),
             due: Semaphore::new(0),
             next: AtomicU64::new(0),
+            activity,
+            window: round.window.clone(),
             outcome: Mutex::new(Outcome::empty()),
         }
     }
@@ -342,15 +493,20 @@ impl Line {
         }
         let intended =
             self.schedule.map_or_else(Instant::now, |schedule| self.epoch + schedule.intended_start(local_index));
-        Some(Ticket { local_index, intended })
+        Some(Ticket { local_index, intended, counts: self.counts_now() })
     }
 
     fn with_outcome<T>(&self, change: impl FnOnce(&mut Outcome) -> T) -> T {
         change(&mut self.outcome.lock().expect("no holder of the lock panics"))
     }
 
-    fn record(&self, intended: Instant, sent: Instant, error: Option<OperationError>) {
+    fn counts_now(&self) -> bool {
+        self.window.as_ref().is_none_or(|window| window.counts_now())
+    }
+
+    fn record(&self, ticket: &Ticket, sent: Instant, error: Option<OperationError>) {
         let done = Instant::now();
+        let (intended, counts) = (ticket.intended, ticket.counts || self.counts_now());
         self.with_outcome(|outcome| {
             outcome.elapsed = done.saturating_duration_since(self.epoch);
             if let Some(error) = error {
@@ -358,23 +514,46 @@ impl Line {
                 outcome.first_error.get_or_insert_with(|| error.to_string());
                 return;
             }
+            outcome.success_count += 1;
+            outcome.longest_gap_ns = outcome.longest_gap_ns.max(self.activity.gap_ns(nanos(outcome.elapsed)));
+            if !counts {
+                return;
+            }
             outcome.latency.saturating_record(nanos(done.saturating_duration_since(intended)));
             outcome.send_lag.saturating_record(nanos(sent.saturating_duration_since(intended)));
         });
     }
 
-    /// Records the arrival of an event. False if it is not one of this round's.
-    pub fn record_event(&self, value: &[u8]) -> bool {
-        let Some(stamp) = Stamp::of_value(value).filter(|stamp| stamp.nonce == self.nonce) else { return false };
-        let since_start = nanos(Instant::now().saturating_duration_since(self.epoch));
+    /// Whether a value is of this round's.
+    pub fn owns(&self, stamp: Stamp) -> bool {
+        stamp.nonce == self.nonce
+    }
+
+    /// The round's number.
+    pub fn round_number(&self) -> u64 {
+        self.number
+    }
+
+    /// Records the arrival of an event of this round.
+    pub fn record_event(&self, stamp: Stamp, arrived: Instant) {
+        let since_start = nanos(arrived.saturating_duration_since(self.epoch));
         let latency = since_start.saturating_sub(stamp.intended_ns);
         self.with_outcome(|outcome| outcome.event_latency.saturating_record(latency));
-        true
+    }
+
+    /// Records a put that watchers wait for.
+    fn record_put(&self, key_number: u64, index: u64, revision: i64) {
+        self.with_outcome(|outcome| outcome.puts.entry(key_number).or_default().add(index, revision));
+    }
+
+    /// Records all that watchers saw.
+    pub fn record_seen(&self, seen: impl Iterator<Item = Seen>) {
+        self.with_outcome(|outcome| outcome.seen.extend(seen));
     }
 
     /// Operations and events so far.
     fn counts(&self) -> (u64, u64) {
-        self.with_outcome(|outcome| (outcome.latency.len() + outcome.error_count, outcome.event_latency.len()))
+        self.with_outcome(|outcome| (outcome.success_count + outcome.error_count, outcome.event_latency.len()))
     }
 
     fn take_outcome(&self) -> Outcome {
@@ -385,13 +564,19 @@ impl Line {
 /// One client: takes an operation, does it, records it, until none is left.
 async fn drive(line: Arc<Line>, connection: Connection, workload: Workload) -> Result<(), BenchError> {
     let mut calls = connection.calls();
-    let awaited_by_watchers = matches!(workload.operation(), Operation::Watch { .. });
-    while let Some(Ticket { local_index, intended }) = line.next().await {
-        let index = schedule::global_index(local_index, line.thread, line.thread_count);
-        let intended_ns = nanos(intended.saturating_duration_since(line.epoch));
-        let stamp = Stamp { nonce: line.nonce, intended_ns };
+    let awaited_by_watchers = matches!(workload.operation(), Operation::Watch(_));
+    while let Some(ticket) = line.next().await {
+        let index = schedule::global_index(ticket.local_index, line.thread, line.thread_count);
+        let intended_ns = nanos(ticket.intended.saturating_duration_since(line.epoch));
+        let stamp = Stamp { nonce: line.nonce, intended_ns, index };
         let sent = Instant::now();
-        let error = workload.perform(&mut calls, line.number, index, stamp).await.err();
+        let result = workload.perform(&mut calls, line.number, index, stamp).await;
+        if let Ok(revision) = result
+            && awaited_by_watchers
+        {
+            line.record_put(workload.key_number(line.number, index), index, revision);
+        }
+        let error = result.err();
         if let Some(error) = &error {
             let reason = error.to_string();
             if connection.is_closed() {
@@ -401,7 +586,7 @@ async fn drive(line: Arc<Line>, connection: Connection, workload: Workload) -> R
                 return Err(watch::put_failed(&line.endpoint, error));
             }
         }
-        line.record(intended, sent, error);
+        line.record(&ticket, sent, error);
     }
     Ok(())
 }

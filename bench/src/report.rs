@@ -1,6 +1,9 @@
 //! The report: aligned text for people, JSON for programs.
 
-use crate::args::{Operation, Plan};
+use crate::disturb::Passes;
+use crate::load::Outcome;
+use crate::plan::{Operation, Plan, Watchers};
+use crate::stages::{StageCounts, StageFigures};
 use crate::stats::{Figures, Metric};
 use serde::Serialize;
 use std::fmt::Write;
@@ -38,6 +41,9 @@ pub struct Setup {
     /// Operations per second, if the loop was open.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate_per_second: Option<f64>,
+    /// The clients of the closed loop half of whose rate it was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub half_rate_of: Option<u32>,
     /// Bytes in a value.
     pub value_size_bytes: u32,
     /// Number of different keys.
@@ -51,29 +57,137 @@ pub struct Setup {
 pub struct TargetResult {
     /// The endpoint's address.
     pub endpoint: String,
+    /// Operations per second, if the loop was open.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rate_per_second: Option<f64>,
     /// Median of each figure over the rounds.
     pub median: Figures,
     /// Every round's figures, in order.
     pub rounds: Vec<Figures>,
+    /// Where the server says that the time of writes went, over all rounds.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub stages: Vec<StageFigures>,
+    /// The rounds in which something was done to the server.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disturbed: Option<DisturbedResult>,
     /// What the first failed operation said.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_error: Option<String>,
 }
 
+/// What one endpoint did while something disturbed it.
+#[derive(Clone, Debug, Serialize)]
+pub struct DisturbedResult {
+    /// What was done.
+    pub what: &'static str,
+    /// How often and how long.
+    pub passes: Passes,
+    /// Median of each figure over the rounds.
+    pub median: Figures,
+    /// Every round's figures, in order.
+    pub rounds: Vec<Figures>,
+    /// These medians divided by those of the quiet rounds.
+    pub ratio_to_quiet: Figures,
+    /// Where the server says that the time of writes went.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub stages: Vec<StageFigures>,
+}
+
+/// Rounds of one kind on one target.
+#[derive(Clone, Debug, Default)]
+pub struct Series {
+    rounds: Vec<Figures>,
+    stages: StageCounts,
+    first_error: Option<String>,
+}
+
+impl Series {
+    /// Adds a round.
+    pub fn add(&mut self, plan: &Plan, outcome: Outcome, stages: Option<StageCounts>) {
+        self.rounds.push(Figures::of(&outcome, plan.is_open_loop()));
+        self.stages.merge(stages.unwrap_or_default());
+        self.first_error = self.first_error.take().or(outcome.first_error);
+    }
+}
+
+/// All rounds on one target.
+#[derive(Clone, Debug, Default)]
+pub struct Results {
+    /// Operations per second, if the loop was open.
+    pub rate_per_second: Option<f64>,
+    /// Rounds of the load alone.
+    pub quiet: Series,
+    /// Rounds in which something disturbed it.
+    pub disturbed: Series,
+    /// What was done in those.
+    pub passes: Passes,
+}
+
+impl TargetResult {
+    fn new(endpoint: String, what: Option<&'static str>, results: Results) -> Self {
+        let Results { rate_per_second, quiet, disturbed, passes } = results;
+        let median = Figures::median(&quiet.rounds);
+        let first_error = quiet.first_error.or(disturbed.first_error);
+        let disturbed = what.filter(|_| !disturbed.rounds.is_empty()).map(|what| {
+            let disturbed_median = Figures::median(&disturbed.rounds);
+            DisturbedResult {
+                what,
+                passes,
+                ratio_to_quiet: disturbed_median.ratio_to(&median),
+                median: disturbed_median,
+                rounds: disturbed.rounds,
+                stages: disturbed.stages.figures(),
+            }
+        });
+        let stages = quiet.stages.figures();
+        Self { endpoint, rate_per_second, median, rounds: quiet.rounds, stages, disturbed, first_error }
+    }
+
+    fn disturbed_text(&self, disturbed: &DisturbedResult) -> String {
+        let mut table = Table::default();
+        let mut row = |cells: [&str; 4]| table.row(cells.map(str::to_owned).to_vec());
+        row([&self.endpoint, "quiet", &format!("with {}", disturbed.what), "ratio"]);
+        for &metric in disturbed.median.0.keys() {
+            let shown = |figures: &Figures| show(figures.get(metric), metric.decimals());
+            let ratio = disturbed.ratio_to_quiet.get(metric).map_or_else(String::new, |ratio| format!("{ratio:.3}"));
+            row([metric.label(), &shown(&self.median), &shown(&disturbed.median), &ratio]);
+        }
+        let mut text = table.to_text();
+        let Passes { count, seconds, longest_seconds, bytes } = disturbed.passes;
+        if count > 0 {
+            let mean = seconds / count as f64;
+            let _ =
+                write!(text, "{}: {count} in all, {mean:.3} s each, {longest_seconds:.3} s at most", disturbed.what);
+            let each = bytes as f64 / count as f64;
+            text.push_str(&if bytes > 0 { format!(", {} bytes each\n", grouped(each, 0)) } else { "\n".into() });
+        }
+        text
+    }
+}
+
+/// Where the server says that the time of writes went.
+pub fn stages_text(endpoint: &str, stages: &[StageFigures]) -> String {
+    let mut table = Table::default();
+    let heads = ["stage", "count", "mean µs", "p50 µs", "p99 µs", "max µs"];
+    table.row(heads.map(str::to_owned).to_vec());
+    for StageFigures { stage, count, mean_us, p50_us, p99_us, max_us } in stages {
+        let mut row = vec![stage.clone(), grouped(*count as f64, 0)];
+        row.extend([mean_us, p50_us, p99_us, max_us].map(|us| show(Some(*us), 1)));
+        table.row(row);
+    }
+    format!("{endpoint}, where batches of writes spent their time, as the server counts it:\n{}", table.to_text())
+}
+
 impl Report {
-    /// Puts a report together from each endpoint's rounds and first error.
-    pub fn new(plan: &Plan, rounds: Vec<(Vec<Figures>, Option<String>)>) -> Self {
-        assert_eq!(rounds.len(), plan.targets.len(), "each endpoint has its rounds");
+    /// Puts a report together from each endpoint's rounds.
+    pub fn new(plan: &Plan, all: Vec<Results>) -> Self {
+        assert_eq!(all.len(), plan.targets.len(), "each endpoint has its rounds");
+        let what = plan.disturbance.map(|what| what.name());
         let results: Vec<_> = plan
             .targets
             .iter()
-            .zip(rounds)
-            .map(|(target, (rounds, first_error))| TargetResult {
-                endpoint: target.label(),
-                median: Figures::median(&rounds),
-                rounds,
-                first_error,
-            })
+            .zip(all)
+            .map(|(target, results)| TargetResult::new(target.label(), what, results))
             .collect();
         let ratio = results.get(1).map(|second| results[0].median.ratio_to(&second.median));
         Self { setup: Setup::new(plan), results, ratio }
@@ -110,6 +224,23 @@ impl Report {
             text.push_str(&self.rounds_text());
         }
         for result in &self.results {
+            if let Some(disturbed) = &result.disturbed {
+                let _ = write!(text, "\n{}", result.disturbed_text(disturbed));
+            }
+        }
+        for result in &self.results {
+            if !result.stages.is_empty() {
+                let _ = write!(text, "\n{}", stages_text(&result.endpoint, &result.stages));
+            }
+            if let Some(disturbed) = result.disturbed.as_ref().filter(|disturbed| !disturbed.stages.is_empty()) {
+                let title = format!("{} with {}", result.endpoint, disturbed.what);
+                let _ = write!(text, "\n{}", stages_text(&title, &disturbed.stages));
+            }
+        }
+        for result in &self.results {
+            if let Some(rate) = result.rate_per_second.filter(|_| self.setup.half_rate_of.is_some()) {
+                let _ = writeln!(text, "\n{}: {} operations/s", result.endpoint, grouped(rate, 0));
+            }
             if let Some(error) = &result.first_error {
                 let _ = writeln!(text, "\nfirst error on {}: {error}", result.endpoint);
             }
@@ -148,8 +279,15 @@ impl Setup {
             Operation::Range { limit, serializable } => {
                 format!("{} ranges of {limit} keys", consistency(serializable))
             }
-            Operation::Count { serializable } => format!("{} counts of all keys", consistency(serializable)),
-            Operation::Watch { watchers } => format!("{watchers} watchers of all keys"),
+            Operation::Count { serializable, revisions_ago: 0 } => {
+                format!("{} counts of all keys", consistency(serializable))
+            }
+            Operation::Count { serializable, revisions_ago } => {
+                format!("{} counts of all keys, {revisions_ago} revisions ago", consistency(serializable))
+            }
+            Operation::Watch(Watchers { ranges, watched_keys, keys, .. }) => {
+                format!("{ranges} watchers of {watched_keys} keys, {keys} of one key each")
+            }
         };
         Self {
             workload: plan.operation.name(),
@@ -160,6 +298,7 @@ impl Setup {
             operations_per_round: plan.total,
             rounds: plan.rounds,
             rate_per_second: plan.rate,
+            half_rate_of: plan.half_rate_of,
             value_size_bytes: plan.value_size,
             key_space: plan.key_space,
             seed: plan.seed,
@@ -186,6 +325,9 @@ impl Setup {
                 "open loop at {} operations/s (latency from the intended start)",
                 grouped(rate, usize::from(rate.fract() > 0.0))
             ),
+            None if let Some(clients) = self.half_rate_of => {
+                format!("open loop at half the rate of {clients} clients (latency from the intended start)")
+            }
             None => "closed loop (each client waits for its answer)".to_owned(),
         };
         let _ = writeln!(
@@ -258,8 +400,8 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::Target;
     use crate::endpoint::Endpoint;
+    use crate::plan::Target;
     use std::collections::BTreeMap;
 
     fn report() -> Report {
@@ -280,7 +422,11 @@ mod tests {
         };
         let first = vec![figures(40_000.0, 100.0), figures(60_000.0, 300.0)];
         let second = vec![figures(20_000.0, 400.0), figures(20_000.0, 400.0)];
-        Report::new(&plan, vec![(first, None), (second, Some("Unavailable: gone".into()))])
+        let results = |rounds, first_error| Results {
+            quiet: Series { rounds, first_error, ..Series::default() },
+            ..Results::default()
+        };
+        Report::new(&plan, vec![results(first, None), results(second, Some("Unavailable: gone".into()))])
     }
 
     #[test]
@@ -302,6 +448,29 @@ mod tests {
         assert_eq!(json["results"][0]["rounds"][1]["throughput_per_second"], 60_000.0);
         assert_eq!(json["results"][0]["median"]["latency_p50_us"], 200.0);
         assert_eq!(json["ratio"]["throughput_per_second"], 2.5);
+    }
+
+    #[test]
+    fn disturbed_rounds_are_set_beside_the_quiet_ones() {
+        let figures = |p99| vec![Figures(BTreeMap::from([(Metric::LatencyP99Us, p99)]))];
+        let plan = Plan {
+            disturbance: Some(crate::plan::Disturbance::Defragment),
+            rate: Some(5.0),
+            targets: vec![Target { endpoints: vec![Endpoint::parse("h:1").unwrap()], pids: vec![] }],
+            ..Plan::example()
+        };
+        let results = Results {
+            quiet: Series { rounds: figures(200.0), ..Series::default() },
+            disturbed: Series { rounds: figures(300.0), ..Series::default() },
+            passes: Passes { count: 2, seconds: 0.5, longest_seconds: 0.4, bytes: 0 },
+            ..Results::default()
+        };
+        let report = Report::new(&plan, vec![results]);
+        let text = report.to_text();
+        assert!(text.contains("latency p99, µs  200.0                 300.0  1.500"), "{text}");
+        assert!(text.contains("defragmentation: 2 in all, 0.250 s each, 0.400 s at most"), "{text}");
+        let json: serde_json::Value = serde_json::from_str(&report.to_json()).unwrap();
+        assert_eq!(json["results"][0]["disturbed"]["ratio_to_quiet"]["latency_p99_us"], 1.5);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The figures of a round, medians over rounds, and the ratio of two endpoints.
 
-use crate::load::Outcome;
+use crate::load::{Memory, Outcome};
 use hdrhistogram::Histogram;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -17,6 +17,8 @@ pub enum Metric {
     LatencyP99Us,
     LatencyP999Us,
     LatencyMaxUs,
+    LongestGapUs,
+    EventsPerSecond,
     EventP50Us,
     EventP90Us,
     EventP99Us,
@@ -26,6 +28,11 @@ pub enum Metric {
     SendLagP99Us,
     ServerCpuSecondsPer1000,
     GeneratorCpuSecondsPer1000,
+    ServerWrittenBytesPerOperation,
+    ServerAnonymousBeforeMib,
+    ServerAnonymousPeakMib,
+    ServerAnonymousAfterMib,
+    CountedOperations,
     Errors,
     DurationSeconds,
 }
@@ -41,6 +48,8 @@ impl Metric {
             Self::LatencyP99Us => "latency p99, µs",
             Self::LatencyP999Us => "latency p99.9, µs",
             Self::LatencyMaxUs => "latency max, µs",
+            Self::LongestGapUs => "longest without an answer, µs",
+            Self::EventsPerSecond => "events/s, all watchers",
             Self::EventP50Us => "event p50, µs",
             Self::EventP90Us => "event p90, µs",
             Self::EventP99Us => "event p99, µs",
@@ -50,6 +59,11 @@ impl Metric {
             Self::SendLagP99Us => "sent late p99, µs",
             Self::ServerCpuSecondsPer1000 => "server CPU, s per 1,000",
             Self::GeneratorCpuSecondsPer1000 => "generator CPU, s per 1,000",
+            Self::ServerWrittenBytesPerOperation => "server wrote, bytes per operation",
+            Self::ServerAnonymousBeforeMib => "server RssAnon before, MiB",
+            Self::ServerAnonymousPeakMib => "server RssAnon peak, MiB",
+            Self::ServerAnonymousAfterMib => "server RssAnon after, MiB",
+            Self::CountedOperations => "latencies within the disturbance",
             Self::Errors => "errors",
             Self::DurationSeconds => "duration, s",
         }
@@ -58,7 +72,11 @@ impl Metric {
     /// Digits behind the point in the text report.
     pub fn decimals(self) -> usize {
         match self {
-            Self::ThroughputPerSecond | Self::Errors => 0,
+            Self::ThroughputPerSecond
+            | Self::EventsPerSecond
+            | Self::ServerWrittenBytesPerOperation
+            | Self::CountedOperations
+            | Self::Errors => 0,
             Self::ServerCpuSecondsPer1000 | Self::GeneratorCpuSecondsPer1000 => 4,
             Self::DurationSeconds => 2,
             _ => 1,
@@ -67,7 +85,15 @@ impl Metric {
 
     /// Whether dividing one endpoint's figure by the other's says something.
     pub fn has_ratio(self) -> bool {
-        !matches!(self, Self::Errors | Self::DurationSeconds | Self::SendLagP50Us | Self::SendLagP99Us)
+        !matches!(
+            self,
+            Self::Errors
+                | Self::CountedOperations
+                | Self::DurationSeconds
+                | Self::SendLagP50Us
+                | Self::SendLagP99Us
+                | Self::GeneratorCpuSecondsPer1000
+        )
     }
 }
 
@@ -80,12 +106,22 @@ impl Figures {
     /// The figures of one round. Event latencies appear only if there were events, lateness only for an open loop.
     pub fn of(outcome: &Outcome, open_loop: bool) -> Self {
         let mut figures = BTreeMap::new();
-        let succeeded = outcome.latency.len() as f64;
+        let succeeded = outcome.success_count as f64;
         let finished = succeeded + outcome.error_count as f64;
         let seconds = outcome.elapsed.as_secs_f64();
         figures.insert(Metric::ThroughputPerSecond, succeeded / seconds.max(f64::MIN_POSITIVE));
         figures.insert(Metric::DurationSeconds, seconds);
         figures.insert(Metric::Errors, outcome.error_count as f64);
+        if outcome.success_count > 0 {
+            figures.insert(Metric::LongestGapUs, outcome.longest_gap_ns as f64 / 1e3);
+        }
+        if outcome.latency.len() != outcome.success_count {
+            figures.insert(Metric::CountedOperations, outcome.latency.len() as f64);
+        }
+        if !outcome.event_latency.is_empty() {
+            let events = outcome.event_latency.len() as f64;
+            figures.insert(Metric::EventsPerSecond, events / seconds.max(f64::MIN_POSITIVE));
+        }
         if !outcome.latency.is_empty() {
             figures.insert(Metric::LatencyMeanUs, outcome.latency.mean() / 1e3);
         }
@@ -112,6 +148,15 @@ impl Figures {
         let per_1000 = |cpu: std::time::Duration| cpu.as_secs_f64() * 1_000.0 / finished.max(1.0);
         if let Some(cpu) = outcome.server_cpu {
             figures.insert(Metric::ServerCpuSecondsPer1000, per_1000(cpu));
+        }
+        if let Some(bytes) = outcome.server_written_bytes {
+            figures.insert(Metric::ServerWrittenBytesPerOperation, bytes as f64 / finished.max(1.0));
+        }
+        if let Some(Memory { before, peak, after }) = outcome.server_anonymous {
+            let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+            figures.insert(Metric::ServerAnonymousBeforeMib, mib(before));
+            figures.insert(Metric::ServerAnonymousPeakMib, mib(peak));
+            figures.insert(Metric::ServerAnonymousAfterMib, mib(after));
         }
         figures.insert(Metric::GeneratorCpuSecondsPer1000, per_1000(outcome.generator_cpu));
         Self(figures)
@@ -168,16 +213,16 @@ mod tests {
         for us in 1..=1_000u64 {
             latency.record(us * 1_000).unwrap();
         }
-        let empty = Histogram::new_with_bounds(1, 3_600_000_000_000, 3).unwrap();
         Outcome {
             latency,
-            send_lag: empty.clone(),
-            event_latency: empty,
-            error_count: 0,
-            first_error: None,
+            success_count: 1_000,
+            longest_gap_ns: 7_000,
             elapsed: Duration::from_millis(500),
             server_cpu: Some(Duration::from_millis(40)),
             generator_cpu: Duration::from_millis(20),
+            server_written_bytes: Some(500_000),
+            server_anonymous: Some(Memory { before: 1 << 20, peak: 3 << 20, after: 2 << 20 }),
+            ..Outcome::empty()
         }
     }
 
@@ -194,11 +239,15 @@ mod tests {
             (Metric::ThroughputPerSecond, 2_000.0),
             (Metric::ServerCpuSecondsPer1000, 0.04),
             (Metric::GeneratorCpuSecondsPer1000, 0.02),
+            (Metric::LongestGapUs, 7.0),
+            (Metric::ServerWrittenBytesPerOperation, 500.0),
+            (Metric::ServerAnonymousPeakMib, 3.0),
         ] {
             let value = figures.get(metric).unwrap();
             assert!((value / expected - 1.0).abs() < 0.002, "{metric:?}: {value} instead of {expected}");
         }
         assert_eq!(figures.get(Metric::EventP50Us), None);
+        assert_eq!(figures.get(Metric::CountedOperations), None);
         assert_eq!(figures.get(Metric::SendLagP50Us), None);
     }
 

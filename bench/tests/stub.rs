@@ -7,6 +7,10 @@ mod proto {
     #![allow(missing_docs, clippy::all)]
     include!(concat!(env!("OUT_DIR"), "/stub/etcdserverpb.rs"));
 
+    pub mod diagnostics {
+        include!(concat!(env!("OUT_DIR"), "/stub/garboard.v1.rs"));
+    }
+
     pub mod health {
         include!(concat!(env!("OUT_DIR"), "/stub/grpc.health.v1.rs"));
     }
@@ -17,11 +21,19 @@ use clap::Parser;
 use garboard_bench::{BenchArgs, BenchError, Metric, Report, Task, measure};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::service::TowerToHyperService;
+use proto::diagnostics::diagnostics_server::{Diagnostics, DiagnosticsServer};
+use proto::diagnostics::{Bucket, CheckpointRequest, CheckpointResponse, Stage, StagesRequest, StagesResponse};
 use proto::health::health_server::{Health, HealthServer};
 use proto::health::{HealthCheckRequest, HealthCheckResponse};
 use proto::kv_server::{Kv, KvServer};
+use proto::maintenance_server::{Maintenance, MaintenanceServer};
+use proto::watch_request::RequestUnion;
 use proto::watch_server::{Watch, WatchServer};
-use proto::{Event, KeyValue, PutRequest, PutResponse, RangeRequest, RangeResponse, WatchRequest, WatchResponse};
+use proto::{
+    CompactionRequest, CompactionResponse, DefragmentRequest, DefragmentResponse, DeleteRangeRequest,
+    DeleteRangeResponse, Event, KeyValue, PutRequest, PutResponse, RangeRequest, RangeResponse, ResponseHeader,
+    WatchRequest, WatchResponse,
+};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -34,34 +46,99 @@ use tonic::{Request, Response, Status, Streaming};
 
 type WatchSender = mpsc::UnboundedSender<Result<WatchResponse, Status>>;
 
+/// One watch: its keys, its id on its stream, and where its events go.
+struct Watcher {
+    key: Bytes,
+    range_end: Bytes,
+    watch_id: i64,
+    sender: WatchSender,
+}
+
+/// What happened at a revision.
+struct Change {
+    key: Bytes,
+    deleted: bool,
+}
+
 /// A store of keys in memory, with faults that a test chooses.
 #[derive(Clone, Default)]
 struct Stub {
     keys: Arc<Mutex<BTreeMap<Bytes, Bytes>>>,
-    watchers: Arc<Mutex<Vec<WatchSender>>>,
+    /// The change of revision `n + 1` is the `n`-th.
+    history: Arc<Mutex<Vec<Change>>>,
+    watchers: Arc<Mutex<Vec<Watcher>>>,
     put_count: Arc<Mutex<u64>>,
     check_count: Arc<Mutex<u64>>,
+    /// What it was asked to do beside reading and writing.
+    asked: Arc<Mutex<Vec<String>>>,
     /// Every n-th put is refused.
     refuse_every: Option<u64>,
     /// The first put takes so long, and all others wait for it, as behind a disk that stalls.
     stall_first: Option<Duration>,
     disk: Arc<tokio::sync::Mutex<bool>>,
+    /// Every n-th event is not sent.
+    lose_event: Option<u64>,
+    /// It has Garboard's own service.
+    is_garboard: bool,
+}
+
+fn header(revision: usize) -> Option<ResponseHeader> {
+    Some(ResponseHeader { revision: i64::try_from(revision).unwrap() })
+}
+
+fn is_within(key: &Bytes, start: &Bytes, end: &Bytes) -> bool {
+    if end.is_empty() { key == start } else { (start..end).contains(&key) }
+}
+
+impl Stub {
+    /// The keys as they were at a revision.
+    fn keys_at(&self, revision: i64) -> Vec<Bytes> {
+        let history = self.history.lock().unwrap();
+        let mut keys = std::collections::BTreeSet::new();
+        for change in history.iter().take(usize::try_from(revision).unwrap()) {
+            if change.deleted {
+                keys.remove(&change.key);
+            } else {
+                keys.insert(change.key.clone());
+            }
+        }
+        keys.into_iter().collect()
+    }
+
+    fn send_events(&self, number: u64, key: &Bytes, value: &Bytes, revision: usize) {
+        if self.lose_event.is_some_and(|n| number.is_multiple_of(n)) {
+            return;
+        }
+        let mod_revision = i64::try_from(revision).unwrap();
+        for watcher in self.watchers.lock().unwrap().iter() {
+            if is_within(key, &watcher.key, &watcher.range_end) {
+                let kv = KeyValue { key: key.clone(), value: value.clone(), mod_revision };
+                let events = vec![Event { kv: Some(kv) }];
+                let response = WatchResponse { watch_id: watcher.watch_id, events, ..WatchResponse::default() };
+                // A client that is gone needs no events.
+                let _ = watcher.sender.send(Ok(response));
+            }
+        }
+    }
 }
 
 #[tonic::async_trait]
 impl Kv for Stub {
     async fn range(&self, request: Request<RangeRequest>) -> Result<Response<RangeResponse>, Status> {
         let request = request.into_inner();
-        let keys = self.keys.lock().unwrap();
-        let found: Vec<Bytes> = if request.range_end.is_empty() {
-            keys.get(&request.key).cloned().into_iter().collect()
+        let found: Vec<Bytes> = if request.revision > 0 {
+            let keys = self.keys_at(request.revision).into_iter();
+            keys.filter(|key| is_within(key, &request.key, &request.range_end)).collect()
         } else {
-            keys.range(request.key..request.range_end).map(|(_, value)| value.clone()).collect()
+            let keys = self.keys.lock().unwrap();
+            let within = |key: &Bytes| is_within(key, &request.key, &request.range_end);
+            keys.iter().filter(|(key, _)| within(key)).map(|(_, value)| value.clone()).collect()
         };
         let count = i64::try_from(found.len()).unwrap();
         let limit = if request.limit == 0 { usize::MAX } else { usize::try_from(request.limit).unwrap() };
         let kvs = if request.count_only { Vec::new() } else { found.into_iter().take(limit).collect() };
-        Ok(Response::new(RangeResponse { count, kvs, ..RangeResponse::default() }))
+        let header = header(self.history.lock().unwrap().len());
+        Ok(Response::new(RangeResponse { header, count, kvs, ..RangeResponse::default() }))
     }
 
     async fn put(&self, request: Request<PutRequest>) -> Result<Response<PutResponse>, Status> {
@@ -77,14 +154,68 @@ impl Kv for Stub {
             *count += 1;
             *count
         };
-        if self.refuse_every.is_some_and(|n| number % n == 0) {
+        if self.refuse_every.is_some_and(|n| number.is_multiple_of(n)) {
             return Err(Status::resource_exhausted("etcdserver: too many requests"));
         }
         self.keys.lock().unwrap().insert(key.clone(), value.clone());
-        let kv = KeyValue { key, value, mod_revision: i64::try_from(number).unwrap() };
-        let response = WatchResponse { events: vec![Event { kv: Some(kv) }], ..WatchResponse::default() };
-        self.watchers.lock().unwrap().retain(|watcher| watcher.send(Ok(response.clone())).is_ok());
-        Ok(Response::new(PutResponse::default()))
+        let revision = {
+            let mut history = self.history.lock().unwrap();
+            history.push(Change { key: key.clone(), deleted: false });
+            history.len()
+        };
+        self.send_events(number, &key, &value, revision);
+        Ok(Response::new(PutResponse { header: header(revision) }))
+    }
+
+    async fn delete_range(
+        &self,
+        request: Request<DeleteRangeRequest>,
+    ) -> Result<Response<DeleteRangeResponse>, Status> {
+        let DeleteRangeRequest { key: start, range_end } = request.into_inner();
+        let mut history = self.history.lock().unwrap();
+        self.keys.lock().unwrap().retain(|key, _| {
+            let deleted = is_within(key, &start, &range_end);
+            if deleted {
+                history.push(Change { key: key.clone(), deleted });
+            }
+            !deleted
+        });
+        Ok(Response::new(DeleteRangeResponse {}))
+    }
+
+    async fn compact(&self, request: Request<CompactionRequest>) -> Result<Response<CompactionResponse>, Status> {
+        let CompactionRequest { revision, physical } = request.into_inner();
+        self.asked.lock().unwrap().push(format!("compact {revision} {physical}"));
+        Ok(Response::new(CompactionResponse {}))
+    }
+}
+
+#[tonic::async_trait]
+impl Maintenance for Stub {
+    async fn defragment(&self, _: Request<DefragmentRequest>) -> Result<Response<DefragmentResponse>, Status> {
+        self.asked.lock().unwrap().push("defragment".into());
+        Ok(Response::new(DefragmentResponse {}))
+    }
+}
+
+#[tonic::async_trait]
+impl Diagnostics for Stub {
+    async fn stages(&self, _: Request<StagesRequest>) -> Result<Response<StagesResponse>, Status> {
+        if !self.is_garboard {
+            return Err(Status::unimplemented("unknown service garboard.v1.Diagnostics"));
+        }
+        let count = *self.put_count.lock().unwrap();
+        let buckets = vec![Bucket { end_ns: 5_000, count }];
+        let stage = Stage { name: "queue".into(), core: 0, count, sum_ns: count * 4_000, buckets };
+        Ok(Response::new(StagesResponse { stages: vec![stage] }))
+    }
+
+    async fn checkpoint(&self, _: Request<CheckpointRequest>) -> Result<Response<CheckpointResponse>, Status> {
+        if !self.is_garboard {
+            return Err(Status::unimplemented("unknown service garboard.v1.Diagnostics"));
+        }
+        self.asked.lock().unwrap().push("checkpoint".into());
+        Ok(Response::new(CheckpointResponse { published_index: 7, saved_index: 7 }))
     }
 }
 
@@ -115,11 +246,17 @@ impl Watch for Stub {
         let stub = self.clone();
         let mut requests = request.into_inner();
         tokio::spawn(async move {
-            while let Some(Ok(_)) = requests.next().await {
-                let created = WatchResponse { created: true, ..WatchResponse::default() };
-                if sender.send(Ok(created)).is_ok() {
-                    stub.watchers.lock().unwrap().push(sender.clone());
-                }
+            let mut next_id = 0;
+            while let Some(Ok(request)) = requests.next().await {
+                let Some(RequestUnion::CreateRequest(create)) = request.request_union else { continue };
+                let watch_id = next_id;
+                next_id += 1;
+                let created = WatchResponse { watch_id, created: true, ..WatchResponse::default() };
+                let watcher =
+                    Watcher { key: create.key, range_end: create.range_end, watch_id, sender: sender.clone() };
+                stub.watchers.lock().unwrap().push(watcher);
+                // A client that is gone needs no answer.
+                let _ = sender.send(Ok(created));
             }
         });
         Ok(Response::new(Receiver(receiver)))
@@ -139,12 +276,17 @@ fn serve(stub: Stub) -> SocketAddr {
                 stream.set_nodelay(true).unwrap();
                 let (kv, watch) = (KvServer::new(stub.clone()), WatchServer::new(stub.clone()));
                 let health = HealthServer::new(stub.clone());
+                let maintenance = MaintenanceServer::new(stub.clone());
+                let diagnostics = DiagnosticsServer::new(stub.clone());
                 let service = tower::service_fn(move |request: http::Request<hyper::body::Incoming>| {
                     let (mut kv, mut watch, mut health) = (kv.clone(), watch.clone(), health.clone());
+                    let (mut maintenance, mut diagnostics) = (maintenance.clone(), diagnostics.clone());
                     async move {
                         match request.uri().path().split('/').nth(1) {
                             Some("etcdserverpb.Watch") => tower::Service::call(&mut watch, request).await,
                             Some("grpc.health.v1.Health") => tower::Service::call(&mut health, request).await,
+                            Some("etcdserverpb.Maintenance") => tower::Service::call(&mut maintenance, request).await,
+                            Some("garboard.v1.Diagnostics") => tower::Service::call(&mut diagnostics, request).await,
                             _ => tower::Service::call(&mut kv, request).await,
                         }
                     }
@@ -264,6 +406,94 @@ fn every_watcher_s_every_event_is_measured() {
         run(&format!("watch --endpoints {address} --clients 2 --conns 2 --watchers 5 --total 100 --rounds 2")).unwrap();
     assert!(figure(&report, 0, Metric::EventP50Us) > 0.0);
     assert!(figure(&report, 0, Metric::EventMaxUs) >= figure(&report, 0, Metric::EventP50Us));
+}
+
+#[test]
+fn watchers_of_a_range_and_of_single_keys_each_get_the_events_of_their_keys() {
+    let address = serve(Stub::default());
+    let report = run(&format!(
+        "watch --endpoints {address} --clients 4 --conns 2 --threads 2 --total 300 --key-space 40 --watchers 3 \
+         --watched-keys 20 --key-watchers 25 --key-watchers-per-stream 10 --rate 3000"
+    ))
+    .unwrap();
+    let disturbed = report.results[0].disturbed.as_ref().unwrap();
+    assert_eq!(disturbed.what, "watchers");
+    assert!(disturbed.median.get(Metric::EventsPerSecond).unwrap() > 0.0);
+    assert!(report.results[0].median.get(Metric::EventsPerSecond).is_none());
+    assert!(disturbed.ratio_to_quiet.get(Metric::LatencyP99Us).is_some());
+}
+
+#[test]
+fn an_event_that_never_comes_is_noticed() {
+    let address = serve(Stub { lose_event: Some(50), ..Stub::default() });
+    let error = run(&format!("watch --endpoints {address} --total 100 --warmup 0 --stall-seconds 1")).unwrap_err();
+    assert!(matches!(error, BenchError::Stalled { finished: 100, .. }), "{error:?}");
+}
+
+#[test]
+fn counts_at_an_older_revision_leave_out_what_came_later_and_leave_nothing_behind() {
+    let stub = Stub::default();
+    let address = serve(stub.clone());
+    let report =
+        run(&format!("count --rev-ago 10 --endpoints {address} --total 20 --key-space 50 --warmup 0")).unwrap();
+    assert_eq!(figure(&report, 0, Metric::Errors), 0.0, "{:?}", report.results[0].first_error);
+    assert_eq!(stub.keys.lock().unwrap().len(), 50);
+    // The fill, ten puts, and the removal of the five new keys among them.
+    assert_eq!(stub.history.lock().unwrap().len(), 50 + 10 + 5);
+}
+
+#[test]
+fn what_disturbs_is_done_while_puts_are_measured_and_told_beside_the_quiet_rounds() {
+    let stub = Stub { is_garboard: true, ..Stub::default() };
+    let address = serve(stub.clone());
+    let options =
+        "--rate 500 --clients 4 --total 300 --warmup 0 --key-space 20 --compact-revisions 60 --range-bytes 3000";
+    for (during, expected) in [
+        ("compact", "compaction"),
+        ("ranges", "ranges"),
+        ("checkpoint", "checkpoints"),
+        ("defragment", "defragmentation"),
+    ] {
+        let report = run(&format!("put --during {during} --endpoints {address} {options}")).unwrap();
+        let disturbed = report.results[0].disturbed.as_ref().unwrap();
+        assert_eq!(disturbed.what, expected);
+        assert!(disturbed.passes.count >= 1, "{during}");
+        assert_eq!(disturbed.passes.bytes > 0, during == "ranges");
+        assert!(report.to_text().contains(expected));
+    }
+    let asked = stub.asked.lock().unwrap();
+    // The fill, two quiet rounds or less, and the puts to compact: all of them are below the revision.
+    assert_eq!(asked.iter().filter(|what| what.starts_with("compact ")).count(), 1);
+    assert!(asked.contains(&"compact 380 true".to_owned()), "{asked:?}");
+    assert!(asked.contains(&"defragment".to_owned()) && asked.contains(&"checkpoint".to_owned()));
+}
+
+#[test]
+fn a_server_that_takes_no_checkpoints_on_request_has_quiet_rounds_alone() {
+    let address = serve(Stub::default());
+    let report =
+        run(&format!("put --during checkpoint --endpoints {address} --rate 1000 --total 50 --key-space 9")).unwrap();
+    assert!(report.results[0].disturbed.is_none());
+    assert!(figure(&report, 0, Metric::LatencyP99Us) > 0.0);
+}
+
+#[test]
+fn half_the_closed_loop_s_rate_is_measured_first() {
+    let address = serve(Stub::default());
+    let report =
+        run(&format!("put --half-rate-of 3 --endpoints {address} --clients 8 --total 200 --warmup 0 --json")).unwrap();
+    let rate = report.results[0].rate_per_second.unwrap();
+    assert!(rate > 0.0 && figure(&report, 0, Metric::DurationSeconds) >= 199.0 / rate);
+}
+
+#[test]
+fn a_garboard_endpoint_s_stages_are_those_of_the_rounds() {
+    let address = serve(Stub { is_garboard: true, ..Stub::default() });
+    let report = run(&format!("put --endpoints {address} --total 30 --rounds 2 --warmup 7")).unwrap();
+    let stages = &report.results[0].stages;
+    assert_eq!((stages.len(), stages[0].stage.as_str(), stages[0].count), (1, "queue", 60));
+    assert_eq!((stages[0].mean_us, stages[0].p99_us), (4.0, 5.0));
+    assert!(report.to_text().contains("where batches of writes spent their time"));
 }
 
 #[test]

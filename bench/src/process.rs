@@ -1,4 +1,4 @@
-//! CPU time of processes, from `/proc/PID/stat`.
+//! What processes use, from `/proc/PID`: CPU time, bytes written, anonymous memory.
 
 use crate::error::BenchError;
 use std::time::Duration;
@@ -34,6 +34,40 @@ pub fn processes_cpu(pids: &[u32]) -> Result<Duration, BenchError> {
     pids.iter().map(|&pid| process_cpu(pid)).sum()
 }
 
+/// Bytes that several processes together have had written to block devices since they started.
+///
+/// The kernel counts a write that goes around the page cache when it is submitted, and one that goes through it when
+/// it makes a page dirty: a page that is made dirty again before it is written back is counted once. What the file
+/// system writes for itself, its journal and its metadata, is not in it.
+pub fn written_bytes(pids: &[u32]) -> Result<u64, BenchError> {
+    pids.iter().map(|&pid| read_number(pid, "io", "write_bytes")).sum()
+}
+
+/// Resident memory of several processes together that belongs to no file: heap, stacks, private copies.
+pub fn anonymous_bytes(pids: &[u32]) -> Result<u64, BenchError> {
+    pids.iter().map(|&pid| read_number(pid, "status", "RssAnon").map(|kib| kib * 1024)).sum()
+}
+
+/// Resident memory of several processes together that belongs to files, which the kernel can take back.
+pub fn file_bytes(pids: &[u32]) -> Result<u64, BenchError> {
+    pids.iter().map(|&pid| read_number(pid, "status", "RssFile").map(|kib| kib * 1024)).sum()
+}
+
+fn read_number(pid: u32, file: &str, name: &str) -> Result<u64, BenchError> {
+    let path = format!("/proc/{pid}/{file}");
+    let text = std::fs::read_to_string(path).map_err(|source| BenchError::Process { pid, source })?;
+    parse_number(&text, name).ok_or_else(|| BenchError::Process {
+        pid,
+        source: std::io::Error::new(std::io::ErrorKind::InvalidData, format!("no {name} in /proc/PID/{file}")),
+    })
+}
+
+/// The number behind `name:`, whatever unit follows it.
+fn parse_number(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    line.split_ascii_whitespace().next()?.parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -65,8 +99,19 @@ mod tests {
     }
 
     #[test]
+    fn numbers_are_found_by_their_whole_names() {
+        let text = "rchar: 7\nxwrite_bytes: 1\nwrite_bytes: 4096\nRssAnon:\t    1234 kB\n";
+        assert_eq!(parse_number(text, "write_bytes"), Some(4096));
+        assert_eq!(parse_number(text, "RssAnon"), Some(1234));
+        assert_eq!(parse_number(text, "Rss"), None);
+    }
+
+    #[test]
     fn this_process_has_a_cpu_time_and_a_dead_one_is_an_error() {
-        assert!(process_cpu(std::process::id()).is_ok());
+        let own = std::process::id();
+        assert!(process_cpu(own).is_ok());
+        assert!(anonymous_bytes(&[own]).unwrap() > 0 && file_bytes(&[own]).unwrap() > 0);
+        assert!(written_bytes(&[own]).is_ok());
         assert!(matches!(process_cpu(u32::MAX), Err(BenchError::Process { .. })));
     }
 }
