@@ -4,6 +4,7 @@
 //! the free map, to places that the newest durable checkpoint does not use; sync; write one copy of the meta page;
 //! sync; write the other; sync. Only then does the checkpoint count.
 
+use crate::canary::{self, Canary};
 use crate::codec::to_u64;
 use crate::io::{CheckpointDone, IndexFailure, IndexIo, IoFailure, IoId, IoOp};
 use crate::limits;
@@ -139,7 +140,10 @@ impl Checkpoint {
                 Phase::Pages => match self.next_write(store) {
                     Some(write) => write,
                     None if self.out.is_empty() => {
-                        self.phase = Phase::SyncPages;
+                        self.phase = match canary::is_on(Canary::MetaBeforePages) {
+                            true => Phase::WriteMeta(0),
+                            false => Phase::SyncPages,
+                        };
                         continue;
                     }
                     None => return None,
@@ -223,6 +227,7 @@ impl Checkpoint {
             Phase::Grow => Phase::Grow,
             Phase::Pages => Phase::Pages,
             Phase::SyncPages => Phase::WriteMeta(0),
+            Phase::WriteMeta(0) if canary::is_on(Canary::MetaCopiesTogether) => Phase::WriteMeta(1),
             Phase::WriteMeta(copy) => Phase::SyncMeta(copy),
             Phase::SyncMeta(0) => Phase::WriteMeta(1),
             Phase::SyncMeta(_) => Phase::Done,

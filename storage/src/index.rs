@@ -1,6 +1,7 @@
 //! The writer.
 
 use crate::arena::Arena;
+use crate::canary::{self, Canary};
 use crate::checkpoint::{Checkpoint, Outcome};
 use crate::codec::{to_u32, to_u64};
 use crate::edit::Edit;
@@ -87,7 +88,30 @@ impl Index {
         let file_bytes = meta.file_bytes.min(file.len_bytes());
         let durable = meta.root.sequence;
         let index = Index::assemble(config, file, space, meta.root, durable, meta.generation, file_bytes);
+        #[cfg(feature = "canaries")]
+        let (index, facts) = index.with_revision_from_records(facts);
         Ok((index, facts))
+    }
+
+    /// The bug of [`Canary::RevisionFromRecords`], if it is planted.
+    #[cfg(feature = "canaries")]
+    fn with_revision_from_records(mut self, facts: OpenFacts) -> (Index, OpenFacts) {
+        if !canary::is_on(Canary::RevisionFromRecords) {
+            return (self, facts);
+        }
+        let newest = self.settle(|index| {
+            let (mut events, mut newest) = (index.view().events(Revision::default()), 1);
+            while let Some(record) = events.next()? {
+                newest = record.revision.main;
+            }
+            Ok(newest)
+        });
+        let revision = newest.expect("pages can be read");
+        self.work.revision = revision;
+        self.published.revision = revision;
+        self.newest = Revision { main: revision, sub: i64::MAX };
+        self.store.shared.pins.publish(&self.published);
+        (self, OpenFacts { revision, ..facts })
     }
 
     fn assemble(
@@ -314,7 +338,10 @@ impl Index {
             };
             let revision = head.version.modified;
             let previous = head.previous;
-            let last_trace = head.version.deleted && revision.main < target;
+            let below_floor = revision.main < target
+                || canary::is_on(Canary::FloorTombstoneLost)
+                || canary::is_on(Canary::RevisionFromRecords);
+            let last_trace = head.version.deleted && below_floor;
             if last_trace {
                 self.view().record_key(&cell, &head, &mut key)?;
             }

@@ -10,6 +10,10 @@
 //! [`Index::system_put`] and so on, then one [`Index::publish`].
 
 mod arena;
+#[cfg(not(feature = "canaries"))]
+mod canary;
+#[cfg(feature = "canaries")]
+pub mod canary;
 mod check;
 mod checkpoint;
 mod codec;

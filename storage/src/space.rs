@@ -4,6 +4,7 @@
 //! the newest durable checkpoint uses one and the next checkpoint writes the other; and, in each first group of a
 //! span, two copies of the span's directory. The very first pages of the file are the meta slots.
 
+use crate::canary::{self, Canary};
 use crate::codec::{get_u32, get_u64, set_u32, set_u64, to_u32, to_u64, to_usize};
 use crate::map::{PAGE_SIZE, PageBytes};
 use crate::page::{self, HEADER_SIZE, Kind};
@@ -54,7 +55,12 @@ impl Shadow {
 
     /// Where the next version goes: to the copy that does not count now.
     fn next(self, birth: u64) -> Shadow {
-        Shadow { birth, copy: if self.birth == 0 { 0 } else { 1 - self.copy } }
+        let copy = match self.birth {
+            0 => 0,
+            _ if canary::is_on(Canary::FreeMapInPlace) => self.copy,
+            _ => 1 - self.copy,
+        };
+        Shadow { birth, copy }
     }
 }
 

@@ -1,6 +1,7 @@
 //! The writer's pages: taking, copying and killing them, and publishing roots.
 
 use crate::arena::{Frames, Place, SLAB_FRAMES};
+use crate::canary::{self, Canary};
 use crate::codec::{to_u32, to_usize};
 use crate::limits;
 use crate::map::{PAGE_SIZE, PageBytes};
@@ -256,6 +257,9 @@ impl Store {
             return;
         }
         self.shared.pins.pinned(&mut self.pinned);
+        if canary::is_on(Canary::PinsIgnored) {
+            self.pinned.clear();
+        }
         let mut freed = std::mem::take(&mut self.freed);
         self.reclaim.drain_free(&self.pinned, &mut freed);
         for remains in freed.drain(..) {
@@ -273,7 +277,7 @@ impl Store {
         } else {
             self.free_page(number);
         }
-        if !saved || death <= self.durable {
+        if !saved || death <= self.durable || canary::is_on(Canary::ReusedBeforeCheckpoint) {
             self.space.release(number);
         } else {
             self.reclaim.wait_for_checkpoint(death, number, self.saved_to);

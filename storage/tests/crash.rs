@@ -3,116 +3,41 @@
 
 mod support;
 
-use garboard_simdisk::{Disk, Fault, Kept, Operation, Rng, Rot, SECTOR_SIZE};
+use garboard_simdisk::{Fault, Operation, Rng, Rot, SECTOR_SIZE};
 use garboard_storage::{
     Applied, Bounds, Index, IndexFailure, IoFailure, IoOp, OpenError, PAGE_SIZE, PageFile, Revision, SpaceState,
 };
+use std::cell::Cell;
+use std::rc::Rc;
 use std::sync::Arc;
-use support::model::Model;
+use support::images::{Depth, EVERYWHERE, Enumeration, assert_opens_to_one_of, crash_images, script_step};
 use support::{NAME, Rig, SimFile, assert_same, config, empty_disk, open, settle};
 
-/// One step of the script: some transactions with keys and values of every shape, and some compaction.
-fn script_step(rig: &mut Rig, rng: &mut Rng, round: u64) {
-    for i in 0..6 {
-        let number = rng.below(40);
-        let key = match i {
-            4 => [vec![b'l'; 1200], number.to_be_bytes().to_vec()].concat(),
-            _ => format!("/registry/things/{number:04}").into_bytes(),
-        };
-        let len = if i == 5 { 9_000 } else { rng.index(400) };
-        if rng.chance(75) {
-            rig.put(&key, &vec![b'v'; len], 0);
-        } else {
-            rig.delete(&key);
-        }
-        rig.end_txn();
-    }
-    rig.system_put(format!("member/{}", round % 3).as_bytes(), &round.to_le_bytes());
-    rig.publish();
-    if round % 2 == 1 {
-        rig.compact(rig.model.revision - 3);
-        rig.finish_compaction();
-    }
-}
-
-/// The state at the newest checkpoint that may be on the disk, which must be one of the allowed.
-fn assert_opens_to_one_of(disk: Disk, allowed: &[(u64, Model)], context: &str) {
-    let (index, facts, file) = open(disk).unwrap_or_else(|error| panic!("{context}: {error}"));
-    let found = allowed.iter().find(|(applied, _)| *applied == facts.applied.index);
-    let (_, model) = found.unwrap_or_else(|| panic!("{context}: opened at {:?}", facts.applied));
-    let reader = index.reader();
-    assert_same(&reader, reader.pin().view(), model);
-    index.check().unwrap_or_else(|error| panic!("{context}: {error}"));
-    drop(index);
-    let disk = file.disk.lock().unwrap().clone();
-    let (again, facts_again, _) = open(disk).unwrap();
-    assert_eq!(facts_again, facts);
-    let reader = again.reader();
-    assert_same(&reader, reader.pin().view(), model);
-}
-
-/// Crash images of a disk: every subset of few unsynced sectors, random subsets of many, and every write torn.
-fn crash_images(disk: &Disk, rng: &mut Rng, random: usize) -> Vec<Disk> {
-    let count = disk.unsynced_sectors();
-    let crashed = |kept: Kept<'_>| {
-        let mut disk = disk.clone();
-        disk.crash(kept, usize::MAX);
-        disk
-    };
-    if count <= 6 {
-        return (0..1u64 << count).map(|bits| crashed(Kept::Bits(bits))).collect();
-    }
-    let mut images = vec![crashed(Kept::Nothing), crashed(Kept::Everything)];
-    let torn_at = rng.index(count);
-    let front: Vec<bool> = (0..count).map(|at| at < torn_at).collect();
-    let behind: Vec<bool> = front.iter().map(|front| !front).collect();
-    images.extend([crashed(Kept::Mask(&front)), crashed(Kept::Mask(&behind))]);
-    images.extend((0..random).map(|_| crashed(Kept::Random(rng.next_u64()))));
-    images
-}
+/// How thoroughly the smaller tests crash.
+const SOME: Depth = Depth { random: 4, torn: 4 };
 
 /// After a crash at any effect of a run the index opens to the newest durable checkpoint, or to the one under way if
-/// its meta page was complete.
+/// its meta page was complete. `INDEX_IMAGES=n` gives every moment of many unsynced sectors so many random subsets, and
+/// tears every write at every sector; `SEEDS=n` makes as many runs, `SEED=n` one of them.
 #[test]
 fn a_crash_at_any_write_or_sync_leads_to_a_checkpoint_as_it_was() {
     let number = |name: &str| std::env::var(name).ok().map(|number| number.parse::<u64>().unwrap());
     let seeds = match number("SEED") {
         Some(seed) => seed..seed + 1,
-        None => 0..number("SEEDS").unwrap_or(4),
+        None => 0..number("SEEDS").unwrap_or(1),
     };
-    let mut images = 0;
+    let depth = match number("INDEX_IMAGES") {
+        Some(random) => Depth { random, torn: EVERYWHERE },
+        None => Depth { random: 4, torn: 3 },
+    };
+    let images = Rc::new(Cell::new(0));
     for seed in seeds {
-        println!("seed {seed}");
-        let mut rng = Rng::new(seed);
-        let mut rig = Rig::create();
-        rig.finish_io(&mut rng);
-        let mut durable = (0, Model::default());
-        for round in 0..12 {
-            script_step(&mut rig, &mut rng, round);
-            rig.start_checkpoint();
-            let under_way = (rig.model.applied, rig.model.clone());
-            let allowed = [durable.clone(), under_way.clone()];
-            loop {
-                let disk = rig.file.disk.lock().unwrap().clone();
-                for (i, image) in crash_images(&disk, &mut rng, 6).into_iter().enumerate() {
-                    images += 1;
-                    assert_opens_to_one_of(image, &allowed, &format!("seed {seed}, round {round}, image {i}"));
-                }
-                // New commits go on meanwhile.
-                if rng.chance(40) {
-                    script_step(&mut rig, &mut rng, round);
-                }
-                if !rig.io_step(&mut rng) {
-                    break;
-                }
-            }
-            assert_eq!(rig.durable, Some(under_way.0));
-            durable = under_way;
-            assert_opens_to_one_of(rig.file.disk.lock().unwrap().clone(), &[durable.clone()], "durable");
-        }
+        let before = images.get();
+        Enumeration::new(seed, depth, Rc::clone(&images)).run();
+        println!("seed {seed}: {} crash images", images.get() - before);
     }
-    println!("{images} crash images");
-    assert!(images > 1_000);
+    println!("{} crash images, 0 losses", images.get());
+    assert!(images.get() > 1_000);
 }
 
 /// A crash while the file is being formatted leaves nothing that opens to anything but the empty store.
@@ -122,7 +47,7 @@ fn a_crash_while_formatting_is_refused_or_opens_empty() {
     let mut rig = Rig::create();
     loop {
         let disk = rig.file.disk.lock().unwrap().clone();
-        for image in crash_images(&disk, &mut rng, 20) {
+        for image in crash_images(&disk, 0, &mut rng, Depth { random: 20, torn: 1 }) {
             if let Ok((index, facts, _)) = open(image) {
                 assert_eq!((facts.applied, facts.revision), (Applied::default(), 1));
                 index.check().unwrap();
@@ -163,7 +88,7 @@ fn a_power_loss_after_a_process_died_between_meta_copies_finds_a_whole_checkpoin
         let newest = (rig.model.applied, rig.model.clone());
         loop {
             let disk = rig.file.disk.lock().unwrap().clone();
-            for image in crash_images(&disk, &mut rng, 4) {
+            for image in crash_images(&disk, 0, &mut rng, SOME) {
                 let allowed = [before.clone(), under_way.clone(), newest.clone()];
                 assert_opens_to_one_of(image, &allowed, &format!("seed {seed}"));
             }
@@ -500,7 +425,7 @@ fn a_shell_that_lies_about_syncs_is_caught() {
         assert!(rig.index.poll_checkpoint_done().is_some());
         let allowed = [(rig.model.applied, rig.model.clone())];
         let disk = rig.file.disk.lock().unwrap().clone();
-        for image in crash_images(&disk, &mut rng, 4) {
+        for image in crash_images(&disk, 0, &mut rng, SOME) {
             let opens = || assert_opens_to_one_of(image.clone(), &allowed, "a lying shell");
             caught += u32::from(std::panic::catch_unwind(std::panic::AssertUnwindSafe(opens)).is_err());
         }

@@ -14,6 +14,7 @@ use core::cmp::Reverse;
 use core::time::Duration;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
 
+use crate::canary::{self, Canary};
 use crate::envelope::Ticket;
 use crate::error::Error;
 use crate::limits::{LEASE_TTL_MAX_SECONDS, REVOKE_BATCH_MAX, REVOKE_INTERVAL, REVOKE_RETRY, WAITING_KEEPALIVES_MAX};
@@ -253,7 +254,9 @@ impl Lessor {
         let has_wakeup = lease.expiry.is_some();
         self.touches += 1;
         lease.touched = self.touches;
-        lease.expiry = lease.expiry.max(Some(expiry));
+        if !(has_wakeup && canary::is_on(Canary::LeaseRenewalLost)) {
+            lease.expiry = lease.expiry.max(Some(expiry));
+        }
         if !has_wakeup {
             self.wakeups.push(Reverse((expiry, id, lease.generation)));
         }

@@ -9,6 +9,10 @@
 pub mod alarm;
 pub mod apply;
 pub mod auto_compaction;
+#[cfg(not(feature = "canaries"))]
+mod canary;
+#[cfg(feature = "canaries")]
+pub mod canary;
 pub mod codec;
 pub mod envelope;
 pub mod error;

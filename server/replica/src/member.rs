@@ -31,6 +31,7 @@ pub use config::{MemberConfig, OpenError, RecoveredState};
 
 use crate::apply::Machine;
 use crate::auto_compaction::AutoCompactor;
+use crate::canary::{self, Canary};
 use crate::codec::DecodeError;
 use crate::envelope::{Envelope, Request, Response, Status, Ticket};
 use crate::error::Error;
@@ -447,7 +448,9 @@ impl Member {
                 }
                 return Some(Effect::Log(effect));
             }
-            if let Some(outgoing) = self.out.pop_front() {
+            if !self.holds_answers()
+                && let Some(outgoing) = self.out.pop_front()
+            {
                 self.answered_from = outgoing.published;
                 return Some(outgoing.effect);
             }
@@ -483,6 +486,9 @@ impl Member {
                 number
             };
             let Some(step) = self.raft.poll(&mut append) else { break };
+            if canary::is_on(Canary::AckBeforeSync) || canary::is_on(Canary::ApplyAboveDurable) {
+                self.take_for_durable(now);
+            }
             if let Some(role) = step.role {
                 self.role_changed(role);
             }
@@ -501,6 +507,20 @@ impl Member {
             // A leader's first commit of its term lets reads be asked for.
             self.ask_for_reads(now);
         }
+    }
+
+    /// The bug of [`Canary::AckBeforeSync`]: everything that the log was handed is taken for durable.
+    fn take_for_durable(&mut self, now: Duration) {
+        if let Some((newest, _)) = self.undurable.back().copied() {
+            self.stamp_durable(now, newest);
+            self.raft.handle_durable(newest);
+        }
+    }
+
+    /// The bug of [`Canary::ApplyAboveDurable`] is not seen in answers: they wait for the log.
+    fn holds_answers(&self) -> bool {
+        let stats = self.log.stats();
+        canary::is_on(Canary::ApplyAboveDurable) && (stats.in_flight_count > 0 || stats.waiting_bytes > 0)
     }
 
     fn role_changed(&mut self, role: Role) {

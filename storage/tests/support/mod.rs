@@ -1,7 +1,9 @@
 //! An index on a simulated disk, driven from one thread.
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub mod images;
 pub mod model;
+pub mod random;
 
 use garboard_simdisk::{Disk, DiskError, Rng};
 use garboard_storage::{
@@ -18,6 +20,8 @@ pub const RESERVE: usize = 256 << 20;
 
 pub struct SimFile {
     pub disk: Mutex<Disk>,
+    /// The disk in the middle of what is done at once; recorded only if a test asks for it.
+    pub steps: Mutex<Option<Vec<Disk>>>,
     map: Map,
 }
 
@@ -30,7 +34,7 @@ fn failure(error: DiskError) -> IoFailure {
 
 impl SimFile {
     pub fn new(disk: Disk) -> Arc<SimFile> {
-        Arc::new(SimFile { disk: Mutex::new(disk), map: Map::anonymous(RESERVE).unwrap() })
+        Arc::new(SimFile { disk: Mutex::new(disk), steps: Mutex::new(None), map: Map::anonymous(RESERVE).unwrap() })
     }
 
     pub fn perform(&self, op: &IoOp) -> Result<(), IoFailure> {
@@ -44,6 +48,9 @@ impl SimFile {
             IoOp::Sync => disk.sync(NAME).map_err(failure),
             IoOp::Grow { new_size } => {
                 disk.allocate(NAME, *new_size).map_err(failure)?;
+                if let Some(steps) = self.steps.lock().unwrap().as_mut() {
+                    steps.push(disk.clone());
+                }
                 disk.sync(NAME).map_err(failure)
             }
         }
@@ -123,6 +130,11 @@ impl Rig {
         let reader = index.reader();
         let checkpoints = BTreeMap::from([(model.applied, model.clone())]);
         Rig { file, index, reader, model, checkpoints, durable: None, out: Vec::new(), next_sub: 0 }
+    }
+
+    /// The disk as it is.
+    pub fn disk(&self) -> Disk {
+        self.file.disk.lock().unwrap().clone()
     }
 
     fn next(&mut self) -> Revision {

@@ -262,6 +262,12 @@ impl Machine {
         Ok(Ok((revision.main, previous.filter(|_| put.prev_kv))))
     }
 
+    /// The bug of [`Canary::TxnEventTwice`](crate::canary::Canary).
+    pub(super) fn repeat_event(&mut self) {
+        let last = self.events.last().cloned();
+        self.events.extend(last);
+    }
+
     /// Deletes a live key whose pages are resident.
     pub(super) fn delete_one(&mut self, key: &Bytes) -> Paged<()> {
         let revision = Revision { main: self.next_revision(), sub: self.changes };

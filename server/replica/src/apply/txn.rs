@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use garboard_storage::Paged;
 
 use super::machine::Machine;
+use crate::canary::{self, Canary};
 use crate::error::Error;
 use crate::read::compare::branches;
 use crate::read::range::{NEWEST, evaluate_at};
@@ -65,6 +66,9 @@ impl Machine {
                 }
                 Step::Put(put) => {
                     let (revision, previous) = self.put(put, false)?.expect("the key was checked to exist");
+                    if canary::is_on(Canary::TxnEventTwice) {
+                        self.repeat_event();
+                    }
                     OperationResult::Put(revision, previous)
                 }
                 Step::DeleteRange(delete) => {
@@ -135,6 +139,9 @@ impl<'a> Check<'a> {
     }
 
     fn range(&self, range: &Range) -> Result<(), Error> {
+        if canary::is_on(Canary::CompactedReadInTxn) && range.revision <= self.machine.revision_before() {
+            return Ok(());
+        }
         let compacted = self.machine.index.view().compacted();
         crate::read::range::read_revision(self.machine.revision_before(), compacted, range.revision, true).map(|_| ())
     }

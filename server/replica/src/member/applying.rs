@@ -8,6 +8,7 @@ use garboard_wal as wal;
 
 use super::writes::{Origin, Proposal};
 use super::{Effect, Fatal, Member, Outgoing};
+use crate::canary::{self, Canary};
 use crate::codec::{Item, decode_entry};
 use crate::envelope::{Response, Ticket};
 use crate::error::Error;
@@ -238,7 +239,13 @@ impl Member {
     /// Publishes what is applied and sends its events and answers on their way.
     fn publish(&mut self, now: Duration) -> Paged<()> {
         let Some((last, _)) = self.applying.applied.last() else { return Ok(()) };
-        let applied = Applied { index: last.index, term: last.term };
+        let mut applied = Applied { index: last.index, term: last.term };
+        if canary::is_on(Canary::SavedIndexBehind)
+            && matches!(last.content, Content::Commands(_))
+            && self.applying.published.term == last.term
+        {
+            applied.index -= 1;
+        }
         let published = self.machine.publish(applied)?;
         self.applying.published = applied;
         self.applying.published_revision = self.machine.revision();

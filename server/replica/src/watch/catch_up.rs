@@ -11,6 +11,7 @@ use super::limits::DIRECT_MATCH_WATCHERS;
 use super::response::WatchResponse;
 use super::slab::Key;
 use super::state::{Position, StreamId};
+use crate::canary::{self, Canary};
 
 impl WatchHub {
     /// Brings the stream's lagging watchers one step further: the one furthest behind, and all others that the same
@@ -24,6 +25,10 @@ impl WatchHub {
             return Ok(());
         };
         assert!(cursor <= self.revision, "a watcher beyond the hub's revision does not lag");
+        if cursor < view.compacted() && canary::is_on(Canary::CompactedWatchSkips) {
+            self.place(key, view.compacted());
+            return Ok(());
+        }
         if cursor < view.compacted() {
             self.cancel_compacted(id, key, cursor, view.compacted());
             return Ok(());

@@ -9,6 +9,7 @@ use super::limits::{RESPONSE_FRAME_BYTES, RESPONSES_PER_CATCH_UP};
 use super::response::{WatchEvent, WatchResponse};
 use super::slab::Key;
 use super::state::{Outgoing, Position, StreamId, Watcher};
+use crate::canary::{self, Canary};
 use crate::events::Event;
 use crate::read::fault::may_miss;
 use crate::request::KeyValue;
@@ -150,7 +151,7 @@ impl WatchHub {
         let watchers = &self.watchers;
         let pending = |key: &Key| watchers.get(*key).and_then(Watcher::first_pending);
         let unsent = stream.queue.iter().filter_map(pending).chain(stream.lagging.first().map(|(cursor, _)| *cursor));
-        if unsent.min().is_some_and(|unsent| unsent <= revision) {
+        if unsent.min().is_some_and(|unsent| unsent <= revision) && !canary::is_on(Canary::ProgressAhead) {
             // Looking is as much work as there are watchers in the queue: it waits until they had a turn.
             stream.progress_patience = stream.queue.len();
             return None;

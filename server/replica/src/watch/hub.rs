@@ -16,6 +16,7 @@ use super::limits::{
 use super::response::{CancelReason, WatchCreate, WatchResponse};
 use super::slab::{Key, Slab};
 use super::state::{Position, Stream, StreamFull, StreamId, Watcher};
+use crate::canary::{self, Canary};
 use crate::events::EventBatch;
 
 /// The id of a response that is about no single watcher.
@@ -246,7 +247,8 @@ impl WatchHub {
         let Some(stream) = self.streams.get_mut(id.0) else {
             return;
         };
-        let unsynced = !stream.lagging.is_empty() || stream.compacted > 0 || stream.watchers.is_empty();
+        let behind = !stream.lagging.is_empty() && !canary::is_on(Canary::ProgressAhead);
+        let unsynced = behind || stream.compacted > 0 || stream.watchers.is_empty();
         if unsynced || stream.progress.len() >= STREAM_PROGRESS_REQUESTS {
             return;
         }
@@ -275,7 +277,9 @@ impl WatchHub {
             let (watchers, streams) = (&mut self.watchers, &mut self.streams);
             self.index.find(&event.kv.key, &mut |key| {
                 let watcher = watchers.get_mut(key).expect("the index names watchers that exist");
-                let takes = matches!(watcher.position, Position::Synced { from } if from <= event.revision.main);
+                let early = canary::is_on(Canary::FutureWatchEarly);
+                let takes =
+                    matches!(watcher.position, Position::Synced { from } if from <= event.revision.main || early);
                 if takes && watcher.admits(event) {
                     let stream = streams.get_mut(watcher.stream.0).expect("a watcher's stream exists");
                     watcher.offer(key, stream, &block, index);

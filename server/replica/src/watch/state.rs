@@ -7,6 +7,7 @@ use std::rc::Rc;
 use super::blocks::{Block, Builder, event_bytes};
 use super::response::{WatchEvent, WatchResponse};
 use super::slab::Key;
+use crate::canary::{self, Canary};
 use crate::events::Event;
 use crate::request::KeyRange;
 
@@ -112,6 +113,9 @@ impl Watcher {
             stream.let_through = Some((key, revision));
         }
         if stream.pending_bytes + bytes > stream.pending_bytes_max && stream.let_through != Some((key, revision)) {
+            if canary::is_on(Canary::StarvedEventsLost) {
+                return;
+            }
             self.stopped_at = Some(revision);
             stream.pending_bytes -= self.take_back(revision);
             return;

@@ -1,0 +1,75 @@
+//! Deliberate bugs, planted one at a time, with which tests prove that their nets catch.
+//!
+//! Only the feature `canaries` brings them in, which tests alone turn on: without it [`is_on`] is a constant `false`, and
+//! nothing of a bug is left in the program.
+
+/// A deliberate bug of the replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Canary {
+    /// An entry counts as durable once it was handed to the log (etcd's issue 14370).
+    AckBeforeSync,
+    /// Entries are applied before they are durable; their answers wait.
+    ApplyAboveDurable,
+    /// The applied index that is saved trails what is applied, so that an entry is applied again (etcd's issue 13766).
+    SavedIndexBehind,
+    /// The log forgets what a checkpoint will hold before the checkpoint is durable (etcd's issue 18055).
+    LogForgottenEarly,
+    /// Reads are answered before what was acknowledged in an earlier life is applied.
+    StaleReadAfterStart,
+    /// A put within a transaction makes its event twice (etcd's issue 17247).
+    TxnEventTwice,
+    /// A range within a transaction may read what is compacted (etcd's issue 18667).
+    CompactedReadInTxn,
+    /// A renewal does not move a lease's expiry.
+    LeaseRenewalLost,
+    /// Progress is told while events before it are unsent, and to streams that are behind (etcd's issue 15220).
+    ProgressAhead,
+    /// Events for which a stalled stream has no room are lost (etcd's issue 17529).
+    StarvedEventsLost,
+    /// A watch from a future revision is sent events before it (etcd's issue 20221).
+    FutureWatchEarly,
+    /// A watcher that fell behind the floor goes on from there, and is not told (etcd's issue 18089).
+    CompactedWatchSkips,
+}
+
+#[cfg(not(feature = "canaries"))]
+pub(crate) const fn is_on(_: Canary) -> bool {
+    false
+}
+
+#[cfg(feature = "canaries")]
+mod switch {
+    use std::cell::Cell;
+
+    use super::Canary;
+
+    thread_local! {
+        static PLANTED: Cell<Option<Canary>> = const { Cell::new(None) };
+    }
+
+    pub(crate) fn is_on(canary: Canary) -> bool {
+        PLANTED.get() == Some(canary)
+    }
+
+    /// Keeps a bug in this thread's replicas until it is dropped.
+    #[derive(Debug)]
+    #[must_use = "the bug is gone with it"]
+    pub struct Planted(());
+
+    /// Plants a bug in the replicas of this thread.
+    pub fn plant(canary: Canary) -> Planted {
+        assert!(PLANTED.replace(Some(canary)).is_none(), "one bug at a time");
+        Planted(())
+    }
+
+    impl Drop for Planted {
+        fn drop(&mut self) {
+            PLANTED.set(None);
+        }
+    }
+}
+
+#[cfg(feature = "canaries")]
+pub(crate) use switch::is_on;
+#[cfg(feature = "canaries")]
+pub use switch::{Planted, plant};
