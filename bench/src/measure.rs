@@ -7,6 +7,7 @@ use crate::error::BenchError;
 use crate::limits;
 use crate::load::{self, Outcome, Round, Window};
 use crate::plan::{Disturbance, Operation, Plan, Target};
+use crate::proto::RangeRequest;
 use crate::report::{Report, Results};
 use crate::stages::StageCounts;
 use crate::workload::{self, OperationError, Workload};
@@ -358,6 +359,26 @@ fn refused(endpoint: &Endpoint, connection: &Connection, call: &'static str, err
             BenchError::Call { endpoint, call, code: "a wrong answer".into(), message: what.clone() }
         }
     }
+}
+
+/// Asks an endpoint for one linearizable read, and waits a second at most.
+pub fn read_once(endpoint: &Endpoint) -> Result<(), BenchError> {
+    const PATIENCE: std::time::Duration = std::time::Duration::from_secs(1);
+    block_on(async {
+        let connection = Connection::open(endpoint).await?;
+        let request = RangeRequest { key: "garboard-bench".into(), count_only: true, ..RangeRequest::default() };
+        let failed = |code: String, message: String| BenchError::Call {
+            endpoint: endpoint.to_string(),
+            call: "Range",
+            code,
+            message,
+        };
+        match tokio::time::timeout(PATIENCE, connection.kv().range(request)).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(status)) => Err(failed(format!("{:?}", status.code()), status.message().to_owned())),
+            Err(_elapsed) => Err(failed("no answer".into(), "within a second".into())),
+        }
+    })?
 }
 
 /// A number that another run will not use: it tells this run's events from those of a load that still goes on.
