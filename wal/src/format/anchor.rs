@@ -82,8 +82,24 @@ impl Anchor {
         self.log_id
     }
 
+    /// The largest of everything that is counted on from here.
+    pub(crate) fn counter_max(&self) -> u64 {
+        let HardState { term, commit, .. } = self.hard_state;
+        let counters = [self.epoch, self.sequence, self.durable_sequence, self.applied_index, self.last_index];
+        counters.into_iter().fold(self.last_term.max(term).max(commit), u64::max)
+    }
+
+    /// Whether the fields agree with each other as those of every log's anchor do.
+    fn is_plausible(&self) -> bool {
+        self.durable_sequence >= self.sequence
+            && self.applied_index >= self.last_index
+            && self.hard_state.term >= self.last_term
+            && self.hard_state.commit <= self.last_index
+    }
+
     /// The anchor as the meta page keeps it.
     pub fn to_bytes(&self) -> [u8; ANCHOR_SIZE] {
+        assert!(self.is_plausible(), "an anchor that would be refused is never written");
         let mut bytes = [0; ANCHOR_SIZE];
         let mut out = Encoder::new(&mut bytes);
         out.u16(FORMAT_VERSION);
@@ -119,7 +135,7 @@ impl Anchor {
         }
         let anchor = Anchor::decode_fields(&bytes[2..CHECKSUM_AT]).ok_or(AnchorError::Damaged)?;
         // Encoding again checks the checksum, every reserved byte, and that nothing was lost on the way.
-        if anchor.to_bytes() != *bytes || anchor.durable_sequence < anchor.sequence {
+        if !anchor.is_plausible() || anchor.to_bytes() != *bytes {
             return Err(AnchorError::Damaged);
         }
         Ok(anchor)
@@ -159,6 +175,7 @@ mod tests {
         let mut anchor = Anchor::genesis(u128::MAX / 7);
         anchor.sequence = 17;
         anchor.durable_sequence = 19;
+        (anchor.applied_index, anchor.last_index) = (7, 6);
         anchor.hard_state = HardState { term: 4, vote: 5, commit: 6 };
         let mut bytes = anchor.to_bytes();
         assert_eq!(Anchor::from_bytes(&bytes), Ok(anchor));

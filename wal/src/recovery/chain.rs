@@ -33,7 +33,7 @@ pub(crate) struct Chain {
     pub(crate) entries: Vec<Entry>,
     pub(crate) terms: Terms,
     pub(crate) marks: Marks,
-    /// The last batch of the chain in each file: its sequence number and where it ends.
+    /// The last batch of the chain in each file: its sequence number, and where the batches of the chain end.
     pub(crate) ends: BTreeMap<(u16, u64), (u64, u64)>,
     pub(crate) durable_sequence: u64,
     pub(crate) findings: Findings,
@@ -212,8 +212,9 @@ impl Chain {
         self.hard_state = header.hard_state;
         let mark = Mark::new(header.epoch, header.sequence, header.hard_state, self.link);
         self.marks.push(mark, header.size());
-        let end = header.offset + header.size();
-        self.ends.insert((header.shard, header.segment), (header.sequence, end));
+        // Nothing that the chain holds is ever written over, wherever in the file its last batch is.
+        let end = self.ends.entry((header.shard, header.segment)).or_default();
+        *end = (header.sequence, end.1.max(header.offset + header.size()));
     }
 
     fn judge(&mut self, survey: &Survey<'_>, scanned: &[Scanned], meta: &MetaFacts, window: u64) {

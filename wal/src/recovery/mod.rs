@@ -127,6 +127,10 @@ impl Recovery {
         if anchor.log_id != manifest.log_id {
             return Err(RecoveryError::Foreign);
         }
+        let numbers = segments.iter().map(|file| file.segment);
+        if numbers.fold(anchor.counter_max().max(meta.applied_index), u64::max) >= COUNTER_MAX {
+            return Err(RecoveryError::Exhausted);
+        }
         if meta.applied_index < anchor.last_index {
             return Err(RecoveryError::Meta { applied: meta.applied_index, anchor: anchor.last_index });
         }
