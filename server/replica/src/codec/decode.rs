@@ -9,6 +9,12 @@ use crate::request::{
     Principal, Put, Range, SortOrder, SortTarget, Txn,
 };
 
+/// The shortest command, a deletion of every key: who asks, its kind, its flags, and its range.
+const COMMAND_BYTES_MIN: usize = 4;
+
+/// Room that a list within a transaction is given before its items are read.
+const INNER_LIST_ROOM: usize = 8;
+
 /// Reads the commands of an entry. Keys and values of the result are slices of `data`.
 pub fn decode_entry(data: &Bytes) -> Result<Batch, DecodeError> {
     let mut reader = Reader { data, offset: 0 };
@@ -18,7 +24,7 @@ pub fn decode_entry(data: &Bytes) -> Result<Batch, DecodeError> {
     }
     let keyspace = KeyspaceId(reader.u32()?);
     let count = reader.count()?;
-    let mut items = reader.list(count);
+    let mut items = reader.list(count, COMMAND_BYTES_MIN);
     for _ in 0..count {
         let principal = reader.principal()?;
         let command = reader.command()?;
@@ -68,10 +74,16 @@ impl Reader<'_> {
         usize::try_from(self.u32()?).map_err(|_| DecodeError::Truncated(offset))
     }
 
-    /// An empty list for `count` items. Every item takes a byte at least, so that a count beyond the data allocates no
-    /// more than the data could hold.
-    fn list<T>(&self, count: usize) -> Vec<T> {
-        Vec::with_capacity(count.min(self.remaining()))
+    /// An empty list for `count` items of at least `item_bytes` each, so that a count beyond the data allocates no more
+    /// than the data could hold.
+    fn list<T>(&self, count: usize, item_bytes: usize) -> Vec<T> {
+        Vec::with_capacity(count.min(self.remaining() / item_bytes))
+    }
+
+    /// An empty list for `count` items of a transaction. Lists within lists would each make room for what only one of
+    /// them can hold, so a long one grows as it is read.
+    fn inner_list<T>(&self, count: usize) -> Vec<T> {
+        self.list(count.min(INNER_LIST_ROOM), 1)
     }
 
     fn bytes(&mut self) -> Result<Bytes, DecodeError> {
@@ -219,7 +231,7 @@ impl Reader<'_> {
             return Err(DecodeError::TooDeep);
         }
         let count = self.count()?;
-        let mut compares = self.list(count.min(1_024));
+        let mut compares = self.inner_list(count);
         for _ in 0..count {
             compares.push(self.compare()?);
         }
@@ -228,7 +240,7 @@ impl Reader<'_> {
 
     fn branch(&mut self, depth: usize) -> Result<Vec<Operation>, DecodeError> {
         let count = self.count()?;
-        let mut operations = self.list(count.min(1_024));
+        let mut operations = self.inner_list(count);
         for _ in 0..count {
             operations.push(match self.u8()? {
                 tag::OPERATION_RANGE => Operation::Range(self.range()?),

@@ -65,7 +65,7 @@ impl Membership {
             return Err(MembershipError::UnknownVersion(*version));
         }
         let (voters, learners) = (usize::from(*voters), usize::from(*learners));
-        if ids.len() != (voters + learners) * size_of::<u64>() {
+        if voters + learners > MEMBERS_MAX || ids.len() != (voters + learners) * size_of::<u64>() {
             return Err(MembershipError::Length);
         }
         let mut all = ids
