@@ -8,6 +8,8 @@
 
 mod body;
 mod format;
+#[cfg(feature = "fuzz")]
+pub mod fuzz;
 mod lane;
 pub mod limits;
 mod reader;

@@ -29,6 +29,8 @@ mod canary;
 pub mod canary;
 mod config;
 mod format;
+#[cfg(feature = "fuzz")]
+pub mod fuzz;
 pub mod limits;
 mod log;
 mod recovery;

@@ -17,6 +17,8 @@ pub mod codec;
 pub mod envelope;
 pub mod error;
 pub mod events;
+#[cfg(feature = "fuzz")]
+pub mod fuzz;
 pub mod histogram;
 pub mod kept_hashes;
 pub mod lease;

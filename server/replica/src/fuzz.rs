@@ -1,0 +1,27 @@
+//! What the fuzzer calls; `docs/fuzzing.md` says what it promises. Behind a feature because only tests need it.
+
+use bytes::Bytes;
+
+use crate::codec::{decode_entry, encode_entry};
+use crate::raft::{Membership, MembershipChange};
+use crate::validate::{Limits, check_command};
+
+/// The data of an entry. What decodes encodes to the same bytes, and its commands can be checked.
+pub fn entry(data: &[u8]) {
+    let data = Bytes::copy_from_slice(data);
+    let Ok(batch) = decode_entry(&data) else { return };
+    assert!(encode_entry(batch.keyspace, &batch.items) == data, "an entry is its commands");
+    for item in &batch.items {
+        let _ = check_command(&item.command, &Limits::default());
+    }
+}
+
+/// A membership, and a change of one. What decodes encodes to the same bytes.
+pub fn membership(data: &[u8]) {
+    if let Ok(membership) = Membership::from_bytes(data) {
+        assert!(membership.to_bytes() == data, "a membership is its members");
+    }
+    if let Ok(change) = MembershipChange::from_bytes(data) {
+        assert!(change.to_bytes() == data, "a change is its fields");
+    }
+}
