@@ -6,6 +6,6 @@ pub mod api;
 pub mod config;
 pub mod core;
 pub mod logging;
-#[expect(clippy::disallowed_methods, reason = "the shell is the edge")]
+#[expect(clippy::disallowed_methods, clippy::disallowed_types, reason = "the shell is the edge")]
 pub mod shell;
 pub mod stages;

@@ -1,41 +1,38 @@
-//! What a core needs of its executor, by glommio.
+//! What a core needs of its executor.
 
 use std::future::Future;
-use std::pin::Pin;
 use std::time::{Duration, Instant};
-
-use glommio::timer::sleep;
 
 use crate::core::{BlockingWork, Edge, LocalFuture};
 
 /// The executor of one core.
 #[derive(Clone, Copy, Debug)]
-pub struct GlommioEdge {
+pub struct CoreEdge {
     started: Instant,
 }
 
-impl GlommioEdge {
+impl CoreEdge {
     /// `started` is the process's start: all cores count from it.
-    pub fn new(started: Instant) -> GlommioEdge {
-        GlommioEdge { started }
+    pub fn new(started: Instant) -> CoreEdge {
+        CoreEdge { started }
     }
 }
 
-impl Edge for GlommioEdge {
+impl Edge for CoreEdge {
     fn now(&self) -> Duration {
         self.started.elapsed()
     }
 
     fn sleep(&self, duration: Duration) -> LocalFuture<()> {
-        Box::pin(sleep(duration))
+        Box::pin(garboard_executor::sleep(duration))
     }
 
     fn blocking(&self, work: BlockingWork) -> LocalFuture<()> {
-        Box::pin(glommio::executor().spawn_blocking(work))
+        Box::pin(garboard_executor::blocking(work))
     }
 
     fn yield_now(&self) -> LocalFuture<()> {
-        Box::pin(yield_once())
+        Box::pin(garboard_executor::yield_now())
     }
 
     fn fatal(&self, message: String) -> ! {
@@ -53,25 +50,8 @@ where
     F::Output: 'static,
 {
     fn execute(&self, future: F) {
-        glommio::spawn_local(future).detach();
+        garboard_executor::spawn(future);
     }
-}
-
-/// Goes to the back of the core's queue once.
-pub async fn yield_once() {
-    struct Yield(bool);
-    impl Future for Yield {
-        type Output = ();
-        fn poll(mut self: Pin<&mut Self>, cx: &mut std::task::Context<'_>) -> std::task::Poll<()> {
-            if self.0 {
-                return std::task::Poll::Ready(());
-            }
-            self.0 = true;
-            cx.waker().wake_by_ref();
-            std::task::Poll::Pending
-        }
-    }
-    Yield(false).await;
 }
 
 /// Ends the process at once, with a message that says why. Nothing that was not durable has been acknowledged.

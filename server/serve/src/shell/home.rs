@@ -20,7 +20,7 @@ use garboard_replica::request::KeyspaceId;
 use garboard_storage::{IndexIo, IoFailure, IoId, IoOp, PageId};
 use garboard_wal::{DiskError, LogFailure, OpId};
 
-use super::edge::{stop_process, with_sources, yield_once};
+use super::edge::{stop_process, with_sources};
 use super::index_file::IndexFile;
 use super::log_files::LogFiles;
 use super::mesh::{Answers, BACKLOG_MESSAGES_MAX, Outgoing, ToCore};
@@ -116,7 +116,7 @@ impl Home {
         let mut serve = Some(serve);
         let index_queue = IndexQueue::default();
         let writer = write_index(index_queue.clone(), self.index_file.clone(), self.inbox.clone(), self.edge.clone());
-        glommio::spawn_local(writer).detach();
+        garboard_executor::spawn(writer);
         let mut scrub = Scrub::new(self.edge.now());
         let mut alarm = Alarm::default();
         let mut batch = Vec::new();
@@ -157,7 +157,7 @@ impl Home {
             // The tasks that work a backlog off run on this core, too.
             let due = self.member.poll_timeout().into_iter().chain(scrub.poll_timeout()).min();
             if held_back || due.is_some_and(|due| due <= now) {
-                yield_once().await;
+                garboard_executor::yield_now().await;
             } else {
                 self.wait(due, &mut alarm).await;
             }
@@ -237,10 +237,11 @@ impl Home {
         let inbox = self.inbox.clone();
         match effect {
             garboard_wal::Effect::Write { op, shard, segment, offset, len } => {
-                let mut buffer = files.buffer(shard, segment, len);
-                self.member.fill(op, buffer.bytes());
+                let mut buffer = files.buffer(len);
+                self.member.fill(op, buffer.bytes_mut());
+                let write = files.write(shard, segment, offset, buffer);
                 spawn(async move {
-                    let result = files.write(shard, segment, offset, buffer).await;
+                    let result = write.await;
                     inbox.complete(Completion::Log(op, named(result, "writing", &files.path(shard, segment), offset)));
                 });
             }
@@ -309,7 +310,7 @@ impl Alarm {
 }
 
 fn spawn(task: impl Future<Output = ()> + 'static) {
-    glommio::spawn_local(task).detach();
+    garboard_executor::spawn(task);
 }
 
 /// Says which file an error is about; the error's kind and number stay.
@@ -375,7 +376,7 @@ async fn write_index(queue: IndexQueue, file: IndexFile, inbox: Inbox, edge: Rc<
             IoOp::Sync => target.sync(),
             IoOp::Grow { new_size } => target.grow(new_size),
         };
-        let result = glommio::executor().spawn_blocking(work).await;
+        let result = garboard_executor::blocking(work).await;
         if let Err(error) = &result {
             tracing::warn!("the index file {}: {error}", file.path().display());
         }

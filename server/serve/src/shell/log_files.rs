@@ -1,26 +1,23 @@
 //! The log's files: carries out the log's effects with O_DIRECT and io_uring, or buffered where that is refused.
 //!
-//! Every write is synchronous, by O_DSYNC or by an fdatasync behind it, whichever the probe at start found better: its
+//! Every write is synchronous, by itself or by an fdatasync linked to it, whichever the probe at start found better: its
 //! completion means that the bytes are durable. A segment is preallocated and zero-filled before it is first used, so a
 //! write changes no metadata.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
+use std::future::Future;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
-use glommio::GlommioError;
-use glommio::io::{BufferedFile, DmaBuffer, DmaFile};
-use glommio::timer::sleep;
+use garboard_executor::{AlignedBuffer, File, SyncForm, blocking, sleep};
 
 use super::data_dir::segment_path;
 use super::files;
-use super::probe::SyncForm;
 
 /// Zeros written at once while a segment is prepared.
 const FILL_CHUNK_BYTES: usize = 1 << 20;
@@ -29,38 +26,10 @@ const FILL_CHUNK_BYTES: usize = 1 << 20;
 const LOCK_PATIENCE: Duration = Duration::from_secs(30);
 const LOCK_RETRY: Duration = Duration::from_millis(2);
 
-/// An open segment.
-enum SegmentFile {
-    Direct(DmaFile),
-    Buffered(BufferedFile),
-}
-
-impl SegmentFile {
-    fn descriptor(&self) -> BorrowedFd<'_> {
-        match self {
-            SegmentFile::Direct(file) => lend(file),
-            SegmentFile::Buffered(file) => lend(file),
-        }
-    }
-}
-
-/// A buffer for one write, of the kind its file takes.
-pub enum WriteBuffer {
-    /// Aligned memory the device reads directly.
-    Direct(DmaBuffer),
-    /// Memory the kernel copies.
-    Buffered(Vec<u8>),
-}
-
-impl WriteBuffer {
-    /// The bytes to fill.
-    pub fn bytes(&mut self) -> &mut [u8] {
-        match self {
-            WriteBuffer::Direct(buffer) => buffer.as_bytes_mut(),
-            WriteBuffer::Buffered(bytes) => bytes,
-        }
-    }
-}
+/// Write buffers that are kept for the next write.
+const KEPT_BUFFERS: usize = 4;
+/// Larger ones are given back.
+const KEPT_BUFFER_BYTES: usize = 1 << 20;
 
 /// The open files of a log.
 #[derive(Clone)]
@@ -72,7 +41,8 @@ struct Inner {
     /// Whether the file system refused O_DIRECT.
     buffered: Cell<bool>,
     warned: Cell<bool>,
-    open: RefCell<HashMap<(u16, u64), Rc<SegmentFile>>>,
+    open: RefCell<HashMap<(u16, u64), Rc<File>>>,
+    buffers: RefCell<Vec<AlignedBuffer>>,
 }
 
 impl LogFiles {
@@ -84,6 +54,7 @@ impl LogFiles {
             buffered: Cell::new(false),
             warned: Cell::new(false),
             open: RefCell::new(HashMap::new()),
+            buffers: RefCell::default(),
         }))
     }
 
@@ -104,7 +75,7 @@ impl LogFiles {
     pub async fn prepare(&self, shard: u16, segment: u64, size_bytes: u64) -> io::Result<()> {
         let path = self.path(shard, segment);
         let work = move || create_segment(&path, size_bytes);
-        glommio::executor().spawn_blocking(work).await?;
+        blocking(work).await?;
         self.open(shard, segment).await
     }
 
@@ -115,37 +86,27 @@ impl LogFiles {
     pub async fn open(&self, shard: u16, segment: u64) -> io::Result<()> {
         let path = self.path(shard, segment);
         let file = match self.open_direct(&path).await? {
-            Some(file) => SegmentFile::Direct(file),
-            None => {
-                let file = self.options().buffered_open(&path).await.map_err(into_io)?;
-                SegmentFile::Buffered(file)
-            }
+            Some(file) => file,
+            None => open_file(&path, false).await?,
         };
+        let file = File::from(file);
         lock(&file, &path).await?;
         self.0.open.borrow_mut().insert((shard, segment), Rc::new(file));
         Ok(())
     }
 
     /// The file without the page cache, or `None` where the file system has no such mode.
-    async fn open_direct(&self, path: &Path) -> io::Result<Option<DmaFile>> {
+    async fn open_direct(&self, path: &Path) -> io::Result<Option<fs::File>> {
         if self.0.buffered.get() {
             return Ok(None);
         }
-        match self.options().dma_open(path).await.map_err(into_io) {
-            Ok(file) => {
-                // The executor's library gives way by itself on tmpfs.
-                let flags = rustix::fs::fcntl_getfl(lend(&file))?;
-                if !flags.contains(rustix::fs::OFlags::DIRECT) {
-                    self.warn_buffered(path);
-                }
-                Ok(Some(file))
-            }
+        match open_file(path, true).await {
             Err(error) if error.raw_os_error() == Some(rustix::io::Errno::INVAL.raw_os_error()) => {
                 self.warn_buffered(path);
                 self.0.buffered.set(true);
                 Ok(None)
             }
-            Err(error) => Err(error),
+            outcome => outcome.map(Some),
         }
     }
 
@@ -170,48 +131,55 @@ impl LogFiles {
             self.0.open.borrow().keys().map(|(shard, segment)| self.path(*shard, *segment)).collect();
         let work = move || {
             for path in &paths {
-                File::open(path)?.sync_data()?;
+                fs::File::open(path)?.sync_data()?;
             }
             let mut folders: Vec<&Path> = paths.iter().filter_map(|path| path.parent()).collect();
             folders.dedup();
             folders.into_iter().try_for_each(files::sync_folder)
         };
-        glommio::executor().spawn_blocking(work).await
+        blocking(work).await
     }
 
-    /// A buffer for a write of `len` bytes to a segment.
-    pub fn buffer(&self, shard: u16, segment: u64, len: usize) -> WriteBuffer {
-        match self.file(shard, segment).as_deref() {
-            Some(SegmentFile::Direct(file)) => WriteBuffer::Direct(file.alloc_dma_buffer(len)),
-            _ => WriteBuffer::Buffered(vec![0; len]),
+    /// A buffer for a write of `len` bytes, to be filled.
+    pub fn buffer(&self, len: usize) -> AlignedBuffer {
+        let mut kept = self.0.buffers.borrow_mut();
+        match kept.iter_mut().position(|buffer| buffer.set_len(len)) {
+            Some(position) => kept.swap_remove(position),
+            None => AlignedBuffer::zeroed(len),
         }
     }
 
-    /// Writes a whole buffer, durably.
+    /// Begins to write a whole buffer, durably.
     ///
     /// # Errors
     /// What the device answers; `WriteZero` for a short write. The caller must not write again: the first failure ends
     /// the process.
-    pub async fn write(&self, shard: u16, segment: u64, offset: u64, buffer: WriteBuffer) -> io::Result<()> {
-        let file = self.file(shard, segment).ok_or(io::ErrorKind::NotFound)?;
-        let (written, len) = match (&*file, buffer) {
-            (SegmentFile::Direct(file), WriteBuffer::Direct(buffer)) => {
-                let len = buffer.len();
-                (file.write_at(buffer, offset).await.map_err(into_io)?, len)
+    pub fn write(
+        &self,
+        shard: u16,
+        segment: u64,
+        offset: u64,
+        buffer: AlignedBuffer,
+    ) -> impl Future<Output = io::Result<()>> + use<> {
+        let len = buffer.len();
+        let file = self.0.open.borrow().get(&(shard, segment)).cloned();
+        let under_way = file.map(|file| file.write(buffer, offset, self.0.sync_form));
+        let files = self.clone();
+        async move {
+            let (outcome, buffer) = under_way.ok_or(io::ErrorKind::NotFound)?.await;
+            files.keep(buffer);
+            if outcome? != len {
+                return Err(io::Error::new(io::ErrorKind::WriteZero, "short write"));
             }
-            (SegmentFile::Buffered(file), WriteBuffer::Buffered(bytes)) => {
-                let len = bytes.len();
-                (file.write_at(bytes, offset).await.map_err(into_io)?, len)
-            }
-            _ => return Err(io::Error::new(io::ErrorKind::InvalidInput, "a buffer of the other kind")),
-        };
-        if written != len {
-            return Err(io::Error::new(io::ErrorKind::WriteZero, "short write"));
+            Ok(())
         }
-        match (self.0.sync_form, &*file) {
-            (SyncForm::Dsync, _) => Ok(()),
-            (SyncForm::ThenFdatasync, SegmentFile::Direct(file)) => file.fdatasync().await.map_err(into_io),
-            (SyncForm::ThenFdatasync, SegmentFile::Buffered(file)) => file.fdatasync().await.map_err(into_io),
+    }
+
+    /// Keeps a buffer for the next write.
+    fn keep(&self, buffer: AlignedBuffer) {
+        let mut kept = self.0.buffers.borrow_mut();
+        if kept.len() < KEPT_BUFFERS && buffer.capacity() <= KEPT_BUFFER_BYTES {
+            kept.push(buffer);
         }
     }
 
@@ -221,7 +189,7 @@ impl LogFiles {
     /// What the file system answers; the old one stands then.
     pub async fn write_manifest(&self, bytes: Vec<u8>) -> io::Result<()> {
         let path = self.0.folder.join("manifest");
-        glommio::executor().spawn_blocking(move || files::write_durably(&path, &bytes)).await
+        blocking(move || files::write_durably(&path, &bytes)).await
     }
 
     /// Removes a segment.
@@ -235,31 +203,27 @@ impl LogFiles {
             fs::remove_file(&path)?;
             files::sync_folder(path.parent().unwrap_or(Path::new(".")))
         };
-        glommio::executor().spawn_blocking(work).await
+        blocking(work).await
     }
+}
 
-    fn options(&self) -> glommio::io::OpenOptions {
-        let mut options = glommio::io::OpenOptions::new();
-        options.read(true).write(true);
-        if self.0.sync_form == SyncForm::Dsync {
-            let dsync = i32::try_from(rustix::fs::OFlags::DSYNC.bits()).expect("flags fit the C type");
-            options.custom_flags(dsync);
-        }
-        options
-    }
-
-    fn file(&self, shard: u16, segment: u64) -> Option<Rc<SegmentFile>> {
-        self.0.open.borrow().get(&(shard, segment)).cloned()
-    }
+async fn open_file(path: &Path, direct: bool) -> io::Result<fs::File> {
+    let path = path.to_path_buf();
+    blocking(move || {
+        let flags = if direct { rustix::fs::OFlags::DIRECT } else { rustix::fs::OFlags::empty() };
+        let flags = i32::try_from(flags.bits()).map_err(io::Error::other)?;
+        OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)
+    })
+    .await
 }
 
 /// Locks an open segment, and waits for the lock where an earlier server still holds it. A killed server's writes can be
 /// on their way to the device after its process is gone; each holds on to its file, and so to this lock. Nobody reads or
 /// writes a segment before the last of them is done.
-async fn lock(file: &SegmentFile, path: &Path) -> io::Result<()> {
+async fn lock(file: &File, path: &Path) -> io::Result<()> {
     let mut waited = Duration::ZERO;
     loop {
-        match rustix::fs::flock(file.descriptor(), rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+        match rustix::fs::flock(file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(()),
             Err(rustix::io::Errno::WOULDBLOCK) if waited < LOCK_PATIENCE => {
                 sleep(LOCK_RETRY).await;
@@ -274,23 +238,6 @@ async fn lock(file: &SegmentFile, path: &Path) -> io::Result<()> {
             }
             Err(error) => return Err(error.into()),
         }
-    }
-}
-
-/// Lends a descriptor of a file that is not of the standard library's type.
-fn lend(file: &impl AsRawFd) -> BorrowedFd<'_> {
-    // SAFETY: the descriptor stays open for as long as the file is borrowed.
-    #[allow(unsafe_code)]
-    unsafe {
-        BorrowedFd::borrow_raw(file.as_raw_fd())
-    }
-}
-
-fn into_io<T>(error: GlommioError<T>) -> io::Error {
-    match error {
-        GlommioError::IoError(error) => error,
-        GlommioError::EnhancedIoError { source, .. } => source,
-        _ => io::Error::other("the executor refused the operation"),
     }
 }
 

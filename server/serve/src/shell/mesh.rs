@@ -8,10 +8,11 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
+use futures::SinkExt;
+use futures::channel::mpsc::{self, Receiver, Sender};
 use garboard_replica::Error;
 use garboard_replica::envelope::{Envelope, Response, Ticket};
 use garboard_replica::events::EventBatch;
-use glommio::channels::shared_channel::{self, ConnectedSender, SharedReceiver, SharedSender};
 
 use super::net::Accepted;
 
@@ -56,15 +57,15 @@ pub struct Answers {
 /// Both ends of a core's queues, before the executors take them.
 pub struct Lane {
     /// The home core's ends.
-    pub home: (SharedSender<ToCore>, SharedReceiver<ToHome>),
+    pub home: (Sender<ToCore>, Receiver<ToHome>),
     /// The other core's ends.
-    pub core: (SharedSender<ToHome>, SharedReceiver<ToCore>),
+    pub core: (Sender<ToHome>, Receiver<ToCore>),
 }
 
 /// Makes the queues between the home core and one other.
 pub fn lane() -> Lane {
-    let (to_core, from_home) = shared_channel::new_bounded(QUEUE_MESSAGES);
-    let (to_home, from_core) = shared_channel::new_bounded(QUEUE_MESSAGES);
+    let (to_core, from_home) = mpsc::channel(QUEUE_MESSAGES);
+    let (to_home, from_core) = mpsc::channel(QUEUE_MESSAGES);
     Lane { home: (to_core, from_core), core: (to_home, from_home) }
 }
 
@@ -93,7 +94,7 @@ impl Outgoing {
     }
 
     /// Moves messages into the queue, for as long as the other core lives.
-    pub async fn run(self, queue: ConnectedSender<ToCore>) {
+    pub async fn run(self, mut queue: Sender<ToCore>) {
         loop {
             let message = poll_fn(|cx| match self.0.waiting.borrow_mut().pop_front() {
                 Some(message) => Poll::Ready(message),

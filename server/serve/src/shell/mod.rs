@@ -10,6 +10,7 @@ mod edge;
 mod files;
 mod home;
 mod index_file;
+mod interrupts;
 mod log_files;
 mod memory;
 mod mesh;
@@ -27,29 +28,24 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
+use futures::channel::mpsc::{Receiver, Sender};
+use futures::{SinkExt, StreamExt};
+use garboard_executor::SyncForm;
 use garboard_replica::request::KeyspaceId;
 use garboard_storage::Reader;
-use glommio::{LocalExecutorBuilder, Placement, PoolPlacement};
 
 use self::data_dir::DataDir;
-use self::edge::GlommioEdge;
+use self::edge::CoreEdge;
 pub use self::edge::with_sources;
 use self::home::{Home, Inbox};
 use self::mesh::{Answers, Lane, Outgoing, ToCore, ToHome};
 use self::net::{Accepted, CoreLoad, Listener};
-use self::probe::SyncForm;
 pub use self::salvage::{Salvage, salvage};
 pub use self::start::StartError;
 use crate::config::{Config, GARBOARD_VERSION, ListenAddress};
 use crate::core::{Core, Edge, Identity, RequestLimits, Shared};
 use crate::stages::ReplyTimes;
 
-/// Locked memory that all executors together register with their rings: what the usual limit of 8 MiB leaves room for.
-const RING_MEMORY_BYTES: usize = 4 << 20;
-/// Entries of a ring's submission queue.
-const RING_DEPTH: usize = 128;
-/// Threads of each core for what may block.
-const BLOCKING_THREADS: usize = 3;
 /// Requests that wait for the home core at once, on each core.
 const PENDING_REQUESTS_MAX: usize = 65_536;
 /// How often the home core looks whether the server is to stop.
@@ -149,43 +145,42 @@ impl Server {
     fn run(self, cpus: &[usize], listeners: Vec<Listener>) -> Result<(), StartError> {
         let lanes: Vec<Lane> = cpus.iter().skip(1).map(|_| mesh::lane()).collect();
         let (home_ends, core_ends): (Vec<_>, Vec<_>) = lanes.into_iter().map(|lane| (lane.home, lane.core)).unzip();
-        let ring_memory = RING_MEMORY_BYTES / cpus.len();
         let (opened, reader) = mpsc::channel();
         let (shared, loads, started) = (self.shared.clone(), self.loads.clone(), self.started);
         let progress_interval = self.config.watch_progress_interval;
-        let home = builder(cpus[0], ring_memory)
-            .spawn(move || home_core(self, home_ends, listeners, opened))
-            .map_err(|error| StartError::Machine(format!("starting the home core: {error}")))?;
+        let home = on_core(cpus[0], move || home_core(self, home_ends, listeners, opened))?;
         if let Ok(reader) = reader.recv() {
             for (position, (cpu, ends)) in cpus.iter().skip(1).zip(core_ends).enumerate() {
                 let (shared, loads, reader) = (shared.clone(), loads.clone(), reader.clone());
-                let core = builder(*cpu, ring_memory)
-                    .spawn(move || other_core(position + 1, shared, loads, started, reader, progress_interval, ends))
-                    .map_err(|error| StartError::Machine(format!("starting core {cpu}: {error}")))?;
                 // It serves until the process ends.
-                drop(core);
+                drop(on_core(*cpu, move || {
+                    other_core(position + 1, shared, loads, started, reader, progress_interval, ends)
+                })?);
             }
         }
-        home.join().map_err(|error| StartError::Machine(format!("the home core ended: {error}")))?
+        let ended = home.join().map_err(|_| StartError::Machine("the home core failed".to_owned()))?;
+        ended.map_err(|error| StartError::Machine(format!("the home core's executor: {error}")))?
     }
 }
 
-fn builder(cpu: usize, ring_memory: usize) -> LocalExecutorBuilder {
-    LocalExecutorBuilder::new(Placement::Fixed(cpu))
-        .name("core")
-        .io_memory(ring_memory)
-        .ring_depth(RING_DEPTH)
-        .blocking_thread_pool_placement(PoolPlacement::Unbound(BLOCKING_THREADS))
+/// Runs a core's future on a thread of its own, bound to the core's processor.
+fn on_core<F>(processor: usize, main: impl FnOnce() -> F + Send + 'static) -> Result<CoreThread<F::Output>, StartError>
+where
+    F: Future + 'static,
+    F::Output: Send + 'static,
+{
+    let options = garboard_executor::Options { processor: Some(processor) };
+    std::thread::Builder::new()
+        .name(format!("core-{processor}"))
+        .spawn(move || garboard_executor::run(options, main))
+        .map_err(|error| StartError::Machine(format!("starting a thread for processor {processor}: {error}")))
 }
 
-type HomeEnds = (
-    glommio::channels::shared_channel::SharedSender<ToCore>,
-    glommio::channels::shared_channel::SharedReceiver<ToHome>,
-);
-type CoreEnds = (
-    glommio::channels::shared_channel::SharedSender<ToHome>,
-    glommio::channels::shared_channel::SharedReceiver<ToCore>,
-);
+type CoreThread<T> = std::thread::JoinHandle<io::Result<T>>;
+
+/// The home core's ends of its queues with one other core, and that one's.
+type HomeEnds = (Sender<ToCore>, Receiver<ToHome>);
+type CoreEnds = (Sender<ToHome>, Receiver<ToCore>);
 
 async fn home_core(
     server: Server,
@@ -194,7 +189,7 @@ async fn home_core(
     opened: mpsc::Sender<Reader>,
 ) -> Result<(), StartError> {
     let Server { config, dir, sync_form, shared, loads, started } = server;
-    let edge = Rc::new(GlommioEdge::new(started));
+    let edge = Rc::new(CoreEdge::new(started));
     let member = start::open_member(&dir, &config, sync_form, edge.now()).await?;
     let reader = member.member.reader();
     let core = Core::new(0, shared.clone(), edge.clone(), reader.clone());
@@ -204,22 +199,20 @@ async fn home_core(
 
     let inbox = Inbox::default();
     let mut outgoing = vec![Outgoing::default()];
-    for (to_core, from_core) in ends {
+    for (to_core, mut from_core) in ends {
         let queue = Outgoing::default();
         outgoing.push(queue.clone());
         let inbox = inbox.clone();
-        glommio::spawn_local(async move { queue.run(to_core.connect().await).await }).detach();
-        glommio::spawn_local(async move {
-            let from_core = from_core.connect().await;
-            while let Some(ToHome::Requests { batch, since }) = from_core.recv().await {
+        garboard_executor::spawn(queue.run(to_core));
+        garboard_executor::spawn(async move {
+            while let Some(ToHome::Requests { batch, since }) = from_core.next().await {
                 inbox.requests(batch, since);
             }
-        })
-        .detach();
+        });
     }
     core.watches().set_progress_interval(config.watch_progress_interval);
     core_tasks(&core, &loads, 0);
-    glommio::spawn_local(wake_to_stop(shared.clone(), inbox.clone())).detach();
+    garboard_executor::spawn(wake_to_stop(shared.clone(), inbox.clone()));
     let home = Home {
         member: member.member,
         core: core.clone(),
@@ -236,7 +229,7 @@ async fn home_core(
         for (listener, address) in listeners.into_iter().zip(&config.listen_client) {
             let listener = net::listen(listener).map_err(|source| listening_failed(address, source))?;
             let place = placement(core.clone(), loads.clone(), outgoing.clone());
-            glommio::spawn_local(net::accept(listener, loads.clone(), place)).detach();
+            garboard_executor::spawn(net::accept(listener, loads.clone(), place));
         }
         for address in &config.listen_client {
             tracing::info!(address = %address, "ready to serve client requests");
@@ -249,8 +242,8 @@ async fn home_core(
 /// Brings connections to the cores chosen for them.
 fn placement(core: Core, loads: Arc<Vec<CoreLoad>>, outgoing: Vec<Outgoing>) -> impl Fn(usize, Accepted) {
     move |index, connection| match (net::admit(&loads[index]), index) {
-        (None, _) => connection.close(),
-        (Some(_), 0) => drop(glommio::spawn_local(net::serve(core.clone(), connection, loads.clone(), 0)).detach()),
+        (None, _) => drop(connection),
+        (Some(_), 0) => garboard_executor::spawn(net::serve(core.clone(), connection, loads.clone(), 0)),
         (Some(only), other) => {
             if only {
                 outgoing[other].push(ToCore::Restore(core.reader(KeyspaceId(0)).revision()));
@@ -267,16 +260,15 @@ async fn other_core(
     started: Instant,
     reader: Reader,
     progress_interval: Duration,
-    (to_home, from_home): CoreEnds,
+    (mut to_home, mut from_home): CoreEnds,
 ) {
-    let edge = Rc::new(GlommioEdge::new(started));
+    let edge = Rc::new(CoreEdge::new(started));
     let number = u16::try_from(index).unwrap_or(u16::MAX);
     let core = Core::new(number, shared, edge, reader);
     core.watches().set_progress_interval(progress_interval);
     core_tasks(&core, &loads, index);
     let sender = core.clone();
-    glommio::spawn_local(async move {
-        let to_home = to_home.connect().await;
+    garboard_executor::spawn(async move {
         loop {
             let batch = sender.take_outbox().await;
             let since = sender.take_outbox_since();
@@ -284,10 +276,8 @@ async fn other_core(
                 return;
             }
         }
-    })
-    .detach();
-    let from_home = from_home.connect().await;
-    while let Some(message) = from_home.recv().await {
+    });
+    while let Some(message) = from_home.next().await {
         match message {
             ToCore::Answers(Answers { answers, published }) => {
                 for (ticket, result) in answers {
@@ -297,7 +287,7 @@ async fn other_core(
             ToCore::Events(events) => core.handle_events(&events),
             ToCore::Restore(revision) => core.watches().restore(revision),
             ToCore::Connection(connection) => {
-                glommio::spawn_local(net::serve(core.clone(), connection, loads.clone(), index)).detach();
+                garboard_executor::spawn(net::serve(core.clone(), connection, loads.clone(), index));
             }
         }
     }
@@ -306,7 +296,7 @@ async fn other_core(
 /// Wakes the home core's loop once the server is to stop.
 async fn wake_to_stop(shared: Arc<Shared>, inbox: Inbox) {
     loop {
-        glommio::timer::sleep(STOP_LOOK_INTERVAL).await;
+        garboard_executor::sleep(STOP_LOOK_INTERVAL).await;
         if shared.stopping.load(Ordering::Relaxed) {
             inbox.ring();
         }
@@ -315,13 +305,12 @@ async fn wake_to_stop(shared: Arc<Shared>, inbox: Inbox) {
 
 /// What runs on every core beside its connections.
 fn core_tasks(core: &Core, loads: &Arc<Vec<CoreLoad>>, index: usize) {
-    glommio::spawn_local(net::measure_load(loads.clone(), index)).detach();
+    garboard_executor::spawn(net::measure_load(loads.clone(), index));
     let core = core.clone();
-    glommio::spawn_local(async move {
+    garboard_executor::spawn(async move {
         loop {
             core.sleep(EXPIRY_INTERVAL).await;
             core.expire_requests();
         }
-    })
-    .detach();
+    });
 }

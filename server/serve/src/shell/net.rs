@@ -1,20 +1,20 @@
 //! Client sockets: listening, placing connections on cores by load, and serving HTTP/2 on them.
 
 use std::cell::Cell;
+use std::error::Error;
 use std::io;
-use std::net::SocketAddr;
-use std::os::fd::{FromRawFd, IntoRawFd};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use glommio::net::{AcceptedTcpStream, AcceptedUnixStream, TcpListener, UnixListener};
-use glommio::timer::sleep;
-use smol_hyper::rt::FuturesIo;
-use socket2::{Domain, Protocol, Socket, Type};
+use garboard_executor::sleep;
+use socket2::{Domain, Protocol, Type};
 
 use super::edge::CoreExecutor;
 use super::timed_stream::TimedStream;
@@ -38,30 +38,20 @@ const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
 /// Bytes that may wait for a client to read them, on each request.
 const STREAM_SEND_BUFFER_BYTES: usize = 256 << 10;
 /// The home core serves new connections itself while it is busy less than this, in thousandths.
-const HOME_BUSY_PERMILLE: u32 = 400;
+const HOME_BUSY_PERMILLE: u32 = 700;
 
 /// A connection on its way to the core that will serve it.
 pub enum Accepted {
     /// Over IP.
-    Tcp(AcceptedTcpStream),
+    Tcp(TcpStream),
     /// Over a socket in the file system.
-    Unix(AcceptedUnixStream),
-}
-
-impl Accepted {
-    /// Closes it: an accepted stream that no executor has taken would stay open.
-    pub fn close(self) {
-        match self {
-            Accepted::Tcp(stream) => drop(stream.bind_to_executor()),
-            Accepted::Unix(stream) => drop(stream.bind_to_executor()),
-        }
-    }
+    Unix(UnixStream),
 }
 
 /// A socket that clients connect to, bound.
 pub enum Listener {
     /// Over IP.
-    Tcp(Socket),
+    Tcp(TcpListener),
     /// In the file system; bound when it is first listened on.
     Unix(PathBuf),
 }
@@ -69,9 +59,9 @@ pub enum Listener {
 /// A socket that takes clients, on the executor that accepts them.
 pub enum Listening {
     /// Over IP.
-    Tcp(TcpListener),
+    Tcp(garboard_executor::Socket<TcpListener>),
     /// In the file system.
-    Unix(UnixListener),
+    Unix(garboard_executor::Socket<UnixListener>),
 }
 
 /// How busy a core is and how many connections it has; any core may read it.
@@ -126,8 +116,8 @@ fn clear_socket(path: &Path) -> io::Result<()> {
     }
 }
 
-fn bind_tcp(address: SocketAddr) -> io::Result<Socket> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+fn bind_tcp(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = socket2::Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_nonblocking(true)?;
     socket.set_reuse_address(true)?;
     if address.is_ipv6() {
@@ -136,7 +126,7 @@ fn bind_tcp(address: SocketAddr) -> io::Result<Socket> {
     }
     socket.bind(&address.into())?;
     socket.listen(ACCEPT_BACKLOG)?;
-    Ok(socket)
+    Ok(socket.into())
 }
 
 /// Takes a bound socket to this executor; from here on clients that connect wait to be accepted.
@@ -145,13 +135,12 @@ fn bind_tcp(address: SocketAddr) -> io::Result<Socket> {
 /// Where a socket can't be made in the file system.
 pub fn listen(listener: Listener) -> io::Result<Listening> {
     match listener {
-        Listener::Tcp(socket) => {
-            // SAFETY: the descriptor was just given up by its only owner.
-            #[allow(unsafe_code)]
-            let listener = unsafe { TcpListener::from_raw_fd(socket.into_raw_fd()) };
-            Ok(Listening::Tcp(listener))
+        Listener::Tcp(listener) => Ok(Listening::Tcp(garboard_executor::Socket::new(listener))),
+        Listener::Unix(path) => {
+            let listener = UnixListener::bind(path)?;
+            listener.set_nonblocking(true)?;
+            Ok(Listening::Unix(garboard_executor::Socket::new(listener)))
         }
-        Listener::Unix(path) => UnixListener::bind(path).map(Listening::Unix).map_err(Into::into),
     }
 }
 
@@ -169,18 +158,18 @@ pub fn place(loads: &[CoreLoad]) -> usize {
 pub async fn accept(listener: Listening, loads: Arc<Vec<CoreLoad>>, give: impl Fn(usize, Accepted)) {
     loop {
         let accepted = match &listener {
-            Listening::Tcp(listener) => listener.shared_accept().await.map(Accepted::Tcp),
-            Listening::Unix(listener) => listener.shared_accept().await.map(Accepted::Unix),
+            Listening::Tcp(listener) => {
+                listener.reading(TcpListener::accept).await.map(|(stream, _)| Accepted::Tcp(stream))
+            }
+            Listening::Unix(listener) => {
+                listener.reading(UnixListener::accept).await.map(|(stream, _)| Accepted::Unix(stream))
+            }
         };
         hand_over(accepted, &loads, &give).await;
     }
 }
 
-async fn hand_over<E: std::fmt::Display>(
-    accepted: Result<Accepted, E>,
-    loads: &[CoreLoad],
-    give: &impl Fn(usize, Accepted),
-) {
+async fn hand_over(accepted: io::Result<Accepted>, loads: &[CoreLoad], give: &impl Fn(usize, Accepted)) {
     match accepted {
         Ok(connection) => give(place(loads), connection),
         Err(error) => {
@@ -208,11 +197,16 @@ pub async fn serve(core: Core, connection: Accepted, load: Arc<Vec<CoreLoad>>, i
     let load = &load[index];
     let outcome = match connection {
         Accepted::Tcp(stream) => {
-            let stream = stream.bind_to_executor();
             let _ = stream.set_nodelay(true);
-            serve_stream(core, stream).await
+            match stream.set_nonblocking(true) {
+                Ok(()) => serve_stream(core, stream).await,
+                Err(error) => Err(error.into()),
+            }
         }
-        Accepted::Unix(stream) => serve_stream(core, stream.bind_to_executor()).await,
+        Accepted::Unix(stream) => match stream.set_nonblocking(true) {
+            Ok(()) => serve_stream(core, stream).await,
+            Err(error) => Err(error.into()),
+        },
     };
     if let Err(error) = outcome {
         tracing::debug!("connection ended: {error}");
@@ -220,20 +214,18 @@ pub async fn serve(core: Core, connection: Accepted, load: Arc<Vec<CoreLoad>>, i
     load.connections.fetch_sub(1, Ordering::Relaxed);
 }
 
-async fn serve_stream<S>(core: Core, stream: S) -> hyper::Result<()>
-where
-    S: futures::io::AsyncRead + futures::io::AsyncWrite + Unpin + 'static,
-{
+async fn serve_stream<S: AsFd + Unpin + 'static>(core: Core, socket: S) -> Result<(), Box<dyn Error>> {
     let routes = api::routes(core.clone());
-    let stream = TimedStream::new(stream, core, routes.unsent());
+    let stream = TimedStream::new(garboard_executor::Socket::new(socket), core, routes.unsent());
     let service = hyper_util::service::TowerToHyperService::new(routes);
     hyper::server::conn::http2::Builder::new(CoreExecutor)
         .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_send_buf_size(STREAM_SEND_BUFFER_BYTES)
-        .serve_connection(FuturesIo::new(stream), service)
-        .await
+        .serve_connection(stream, service)
+        .await?;
+    Ok(())
 }
 
 /// Keeps a core's load figure, for as long as the server lives.
@@ -297,7 +289,7 @@ mod tests {
     #[test]
     fn a_second_server_on_an_address_is_refused() {
         let first = bind_tcp("127.0.0.1:0".parse().unwrap()).unwrap();
-        let address = first.local_addr().unwrap().as_socket().unwrap();
+        let address = first.local_addr().unwrap();
         assert_eq!(bind_tcp(address).unwrap_err().kind(), io::ErrorKind::AddrInUse);
     }
 }

@@ -9,10 +9,11 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use garboard_executor::SyncForm;
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-use super::files;
+use super::{files, interrupts};
 
 /// Cores that are tried; a machine with more has a device with a queue for each, where it does not matter.
 const CANDIDATES_MAX: usize = 8;
@@ -35,7 +36,7 @@ pub fn io_uring_available() -> Result<(), String> {
     };
     let advice = match error.raw_os_error().map(rustix::io::Errno::from_raw_os_error) {
         Some(rustix::io::Errno::NOSYS) => {
-            "the kernel has no io_uring, or a seccomp profile hides it: use Linux 5.8 or later, and allow the system \
+            "the kernel has no io_uring, or a seccomp profile hides it: use Linux 5.13 or later, and allow the system \
              calls io_uring_setup, io_uring_enter and io_uring_register in the container's seccomp profile"
         }
         Some(rustix::io::Errno::PERM | rustix::io::Errno::ACCESS) => {
@@ -49,15 +50,6 @@ pub fn io_uring_available() -> Result<(), String> {
         _ => "see the kernel's log",
     };
     Err(format!("io_uring can't be set up ({error}); {advice}"))
-}
-
-/// How a write of the log is made synchronous.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SyncForm {
-    /// The file is open with O_DSYNC: the write's completion says that it is durable.
-    Dsync,
-    /// The write is followed by an fdatasync.
-    ThenFdatasync,
 }
 
 /// What the log's device and this machine's processors do best.
@@ -76,7 +68,13 @@ pub struct LogDevice {
 /// machine where somebody else may be busy on it.
 ///
 /// Measuring takes about a tenth of a second, so what was found is kept in the log's folder for the next start.
+///
+/// Where the kernel names the one processor that takes the interrupts nothing is measured: that is the home, and a busy
+/// neighbour there would slow O_DSYNC.
 pub fn log_device(cores: &[usize], folder: &Path) -> LogDevice {
+    if let Some(home_core) = interrupts::processor(folder).filter(|processor| cores.contains(processor)) {
+        return LogDevice { home_core, sync_form: SyncForm::ThenFdatasync };
+    }
     let conditions = Conditions::now(cores, folder);
     let kept = folder.join("device");
     if let Some(device) = conditions.as_ref().and_then(|conditions| conditions.recall(&kept)) {

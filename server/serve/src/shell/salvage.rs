@@ -4,15 +4,14 @@ use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use garboard_executor::SyncForm;
 use garboard_storage::IndexConfig;
 use garboard_wal::{Effect, Log};
-use glommio::{LocalExecutorBuilder, Placement};
 
 use super::data_dir::{DataDir, Stage};
 use super::edge::with_sources;
 use super::home::log_error;
 use super::log_files::LogFiles;
-use super::probe::SyncForm;
 use super::start::{self, StartError};
 
 /// What to salvage, and whether to.
@@ -32,10 +31,8 @@ pub struct Salvage {
 /// # Errors
 /// Where the directory can't be used, the damage can't be salvaged, or nothing may be given up.
 pub fn salvage(order: Salvage) -> Result<String, StartError> {
-    let executor = LocalExecutorBuilder::new(Placement::Unbound)
-        .make()
-        .map_err(|error| StartError::Machine(format!("starting an executor: {error}")))?;
-    executor.run(run(order))
+    garboard_executor::run(garboard_executor::Options::default(), || run(order))
+        .map_err(|error| StartError::Machine(format!("starting an executor: {error}")))?
 }
 
 async fn run(order: Salvage) -> Result<String, StartError> {
@@ -72,8 +69,8 @@ async fn make_durable(mut log: Log, files: &LogFiles) -> Result<(), StartError> 
         let Some(effect) = effects.pop_front() else { return Ok(()) };
         let (op, outcome) = match effect {
             Effect::Write { op, shard, segment, offset, len } => {
-                let mut buffer = files.buffer(shard, segment, len);
-                log.fill(op, buffer.bytes());
+                let mut buffer = files.buffer(len);
+                log.fill(op, buffer.bytes_mut());
                 (op, files.write(shard, segment, offset, buffer).await)
             }
             Effect::PrepareSegment { op, shard, segment, size_bytes } => {

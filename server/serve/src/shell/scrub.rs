@@ -51,8 +51,8 @@ impl Scrub {
         let reader = index.reader();
         let (path, under_way, inbox) = (file.path().to_path_buf(), self.under_way.clone(), inbox.clone());
         under_way.set(true);
-        glommio::spawn_local(async move {
-            let outcome = glommio::executor().spawn_blocking(move || reader.scrub(&pages)).await;
+        garboard_executor::spawn(async move {
+            let outcome = garboard_executor::blocking(move || reader.scrub(&pages)).await;
             under_way.set(false);
             inbox.ring();
             if let Err(error) = outcome {
@@ -62,7 +62,6 @@ impl Scrub {
                     with_sources(&error)
                 ));
             }
-        })
-        .detach();
+        });
     }
 }

@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use garboard_executor::SyncForm;
 use garboard_replica::auto_compaction::AutoCompaction;
 use garboard_replica::member::{self, Member, MemberConfig, RecoveredState};
 use garboard_replica::raft::Membership;
@@ -19,7 +20,6 @@ use super::home::log_error;
 use super::index_file::IndexFile;
 use super::log_files::LogFiles;
 use super::memory;
-use super::probe::SyncForm;
 use crate::config::{self, Config};
 
 /// Why a server does not start.
