@@ -57,7 +57,7 @@ where
         set.set(processor);
         rustix::thread::sched_setaffinity(None, &set)?;
     }
-    let local = Local::enter()?;
+    let local = Local::enter(options.processor)?;
     let outcome = Rc::new(RefCell::new(None));
     let filled = outcome.clone();
     let main = main();

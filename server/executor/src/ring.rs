@@ -113,8 +113,11 @@ impl Ring {
     ///
     /// # Errors
     /// What the kernel answers; `Unsupported` where it is too old.
-    pub fn new() -> io::Result<Ring> {
+    pub fn new(processor: Option<usize>) -> io::Result<Ring> {
         let ring = build()?;
+        if let Some(processor) = processor {
+            keep_workers_on(&ring, processor);
+        }
         if !ring.params().is_feature_ext_arg() {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "io_uring here is older than Linux 5.13's"));
         }
@@ -347,6 +350,19 @@ fn tolerate(outcome: io::Result<usize>) -> io::Result<()> {
             _ => Err(error),
         },
     }
+}
+
+/// Has the kernel's workers, who carry out syncs, run where their executor runs: it waits for them, and other processors
+/// may be busy. A kernel that is too old for it (before 5.14) places them as it likes.
+fn keep_workers_on(ring: &IoUring, processor: usize) {
+    // SAFETY: a set of no processors is all zeroes, and the macro's function checks its bounds.
+    #[allow(unsafe_code)]
+    let set = unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(processor, &mut set);
+        set
+    };
+    let _ = ring.submitter().register_iowq_aff(&set);
 }
 
 /// The leanest ring this kernel has: one whose work runs when this thread enters (Linux 6.1), or at its next system call

@@ -48,7 +48,7 @@ struct Remote {
 
 impl Local {
     /// Makes this thread an executor.
-    pub fn enter() -> io::Result<Rc<Local>> {
+    pub fn enter(processor: Option<usize>) -> io::Result<Rc<Local>> {
         let remote = Remote {
             woken: SegQueue::new(),
             bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
@@ -57,7 +57,7 @@ impl Local {
         let local = Rc::new(Local {
             remote: Arc::new(remote),
             ready: RefCell::new(VecDeque::new()),
-            ring: RefCell::new(Ring::new()?),
+            ring: RefCell::new(Ring::new(processor)?),
             timers: RefCell::new(Timers::default()),
             bell_armed: Cell::new(false),
             finished: Cell::new(false),
