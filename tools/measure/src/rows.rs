@@ -414,6 +414,10 @@ fn disturbed(setting: &Setting, during: &'static str) -> Result<Vec<Line>, Failu
         let during = result(server)?.disturbed.as_ref()?;
         largest(&during.rounds, Metric::LongestGapUs)
     };
+    let pauses = |server| {
+        let quiet = result(server).and_then(|result| largest(&result.rounds, Metric::LongestGapUs));
+        format!("{} ({} quiet)", milliseconds(pause(server)), milliseconds(quiet))
+    };
     let measured = report.results[0].disturbed.as_ref();
     let ratio = measured.and_then(|during| during.ratio_to_quiet.get(Metric::LatencyP99Us));
     let what = format!("put p99, half the rate of 10 clients, {during}");
@@ -422,8 +426,8 @@ fn disturbed(setting: &Setting, during: &'static str) -> Result<Vec<Line>, Failu
         Line::new(
             &format!("longest time without an answer, {during}"),
             "≤ 20 ms",
-            milliseconds(pause(0)),
-            milliseconds(pause(1)),
+            pauses(0),
+            pauses(1),
             at_most(pause(0), PAUSE_MAX_US),
         ),
     ];
