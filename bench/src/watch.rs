@@ -211,7 +211,7 @@ impl Watch {
         let Some(kv) = event.kv else { return Err("an event without a key".into()) };
         let Some(stamp) = Stamp::of_value(&kv.value).filter(|stamp| line.owns(*stamp)) else { return Ok(None) };
         let number = workload.key_number(line.round_number(), stamp.index);
-        if !self.keys.contains(&number) || workload.one_key(number).0 != kv.key {
+        if !self.keys.contains(&number) || !workload.is_key(number, &kv.key) {
             return Err(format!("the watcher of keys {:?} got an event of {:?}", self.keys, kv.key));
         }
         if kv.mod_revision <= self.last_revision {

@@ -133,6 +133,17 @@ impl Workload {
         (key(&self.prefix, number), Bytes::new())
     }
 
+    /// Whether a key is the one with this number.
+    pub fn is_key(&self, number: u64, key: &[u8]) -> bool {
+        let digits = key.strip_prefix(self.prefix.as_ref()).filter(|digits| digits.len() == limits::KEY_DIGITS);
+        let value = |digits: &[u8]| {
+            digits
+                .iter()
+                .try_fold(0, |value, digit| digit.is_ascii_digit().then(|| value * 10 + u64::from(digit - b'0')))
+        };
+        digits.and_then(value) == Some(number)
+    }
+
     /// The number of the key that operation `index` of round `round` takes.
     pub fn key_number(&self, round: u64, index: u64) -> u64 {
         if self.sequential { index % self.key_space } else { self.random(round, index) % self.key_space }
@@ -312,6 +323,8 @@ mod tests {
         let (first, end) = workload.bounds();
         assert_eq!(key(b"bench/", 42), "bench/0000000042");
         assert!(key(b"bench/", 9) < key(b"bench/", 10));
+        assert!(workload.is_key(42, b"bench/0000000042") && !workload.is_key(43, b"bench/0000000042"));
+        assert!(!workload.is_key(42, b"bench/42") && !workload.is_key(42, b"bench/000000004x"));
         assert!(first < key(&first, 0) && key(&first, 999) < end && end < key(&first, 1_000));
     }
 
