@@ -433,6 +433,43 @@ impl Disk {
         self.plans.insert((operation, at), fault);
     }
 
+    /// Takes back every fault that is planned and has not struck.
+    pub fn clear_plans(&mut self) {
+        self.plans.clear();
+    }
+
+    /// Ends the doubt about sectors whose sync failed: each is on the medium or is not, by chance, and reads show which.
+    /// So it is for whoever reads past the cache, and once the cache was dropped.
+    pub fn settle_abandoned(&mut self, rng: &mut Rng) {
+        let (abandoned, rest): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.unsynced).into_iter().partition(|entry| entry.abandoned);
+        self.unsynced = rest;
+        for entry in &abandoned {
+            if rng.chance(50) {
+                self.file_mut(entry.file).durable.write(entry.sector, &entry.bytes[..]);
+            }
+        }
+        for Unsynced { file, sector, .. } in abandoned {
+            let mut bytes: Sector = [0; SECTOR_SIZE];
+            self.files[&file].durable.read(sector, &mut bytes);
+            self.file_mut(file).cached.write(sector, &bytes);
+            let mut later = self.unsynced.iter().filter(|entry| (entry.file, entry.sector) == (file, sector));
+            if let Some(bytes) = later.next_back().map(|entry| Arc::clone(&entry.bytes)) {
+                self.file_mut(file).cached.write(sector, &bytes[..]);
+            }
+        }
+    }
+
+    /// Makes a sector readable again.
+    ///
+    /// # Errors
+    /// [`DiskError::NotFound`].
+    pub fn heal(&mut self, name: &str, sector: u64) -> Result<(), DiskError> {
+        let id = self.id(name)?;
+        self.file_mut(id).unreadable.remove(&sector);
+        Ok(())
+    }
+
     /// How many operations of this kind were asked for since the start or the last crash.
     pub fn count(&self, operation: Operation) -> u64 {
         self.counts.get(&operation).copied().unwrap_or(0)

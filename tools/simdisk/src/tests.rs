@@ -137,3 +137,20 @@ fn a_clone_shares_nothing_that_changes() {
     copy.write_durable("log", 0, &[7; 512]).unwrap();
     assert_eq!((sector_of(&mut disk, "log", 0), sector_of(&mut copy, "log", 0)), (0, 7));
 }
+
+#[test]
+fn what_a_failed_sync_abandoned_is_on_the_medium_or_is_not() {
+    let mut seen = std::collections::BTreeSet::new();
+    for seed in 0..20 {
+        let mut disk = disk_with("log", 512);
+        disk.write("log", 0, &[1; 512]).unwrap();
+        disk.plan(Operation::Sync, 0, Fault::Error);
+        assert_eq!(disk.sync("log"), Err(DiskError::Sync));
+        disk.settle_abandoned(&mut Rng::new(seed));
+        let shown = sector_of(&mut disk, "log", 0);
+        disk.crash(Kept::Nothing, 0);
+        assert_eq!(sector_of(&mut disk, "log", 0), shown, "what is read then survives");
+        seen.insert(shown);
+    }
+    assert_eq!(seen.len(), 2);
+}
