@@ -37,7 +37,7 @@ mod recovery;
 mod types;
 
 pub use config::{ConfigError, LogConfig};
-pub use format::{ANCHOR_SIZE, Anchor, AnchorError, FORMAT_VERSION, Manifest, ManifestError};
+pub use format::{ANCHOR_SIZE, Anchor, AnchorError, FORMAT_VERSION, Manifest, ManifestError, entries_of_batch};
 pub use log::Log;
 pub use recovery::{
     Damage, Location, MetaFacts, Read, Recovered, Recovery, RecoveryError, RecoveryReport, SegmentFile, Verdict, Why,
