@@ -25,8 +25,9 @@ pub struct HashKv {
 /// the floor count. A tombstone at the floor itself never does. So the value does not depend on how far physical
 /// compaction is.
 ///
-/// The floor and the revision are fixed at the start. Each step may be given a newer view, as long as nothing above
-/// the chosen revision was compacted meanwhile: the floor must not have passed it.
+/// The revision is fixed at the start. Each step may be given a newer view, as long as the floor has not passed the
+/// chosen revision. Once the floor has moved it begins anew, at that floor: of what lies between the two, some may be
+/// gone and some not.
 ///
 /// A revision costs a read of its value, and at or below the floor one or two look-ups of its key.
 #[derive(Debug)]
@@ -46,6 +47,9 @@ impl KvHasher {
     /// Goes on for at most `budget` revisions, fewer if they are large ([`limits::HASH_STEP_BYTES`]); gives the hash
     /// at the end.
     pub fn step(&mut self, view: &View<'_>, budget: usize) -> Paged<Option<HashKv>> {
+        if view.compacted() != self.compacted {
+            *self = KvHasher::new(view, self.revision);
+        }
         let mut events = view.events(self.next);
         let mut bytes = 0;
         for _ in 0..budget {
