@@ -44,6 +44,8 @@ pub struct Machine {
     mid_command: bool,
     /// Whether the command in progress fitted the quota when it began.
     fits_quota: bool,
+    /// A command was executed that did not fit the quota.
+    over_quota: bool,
     pub(super) lessor: Lessor,
     alarms: Alarms,
     quota: Quota,
@@ -68,6 +70,7 @@ impl Machine {
             changes: 0,
             mid_command: false,
             fits_quota: true,
+            over_quota: false,
             lessor,
             alarms,
             quota,
@@ -112,6 +115,11 @@ impl Machine {
     /// The quota.
     pub fn quota(&self) -> Quota {
         self.quota
+    }
+
+    /// Whether a command was executed over the quota since this was last called: it is the alarm's turn to refuse then.
+    pub fn take_over_quota(&mut self) -> bool {
+        std::mem::take(&mut self.over_quota)
     }
 
     /// Keep-alives whose lease was revoked since this was last called. Their answer may leave once that is published.
@@ -170,6 +178,7 @@ impl Machine {
             self.revision += 1;
         }
         // Executed all the same: what is over the quota here may fit on another member.
+        self.over_quota |= !self.fits_quota && result.is_ok();
         let result = if self.fits_quota { result } else { result.and(Err(Error::NoSpace)) };
         Ok(result.map(|outcome| Reply { revision: self.revision, outcome }))
     }

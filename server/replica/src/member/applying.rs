@@ -252,6 +252,9 @@ impl Member {
         if let Some(events) = published.events {
             self.out.push_back(Outgoing { effect: Effect::Events(events), published: None });
         }
+        if self.machine.take_over_quota() && !self.machine.alarms().is_raised(AlarmKind::NoSpace) {
+            self.raise_no_space(now);
+        }
         for (entry, proposal) in std::mem::take(&mut self.applying.applied) {
             self.answer_entry(now, entry, proposal);
         }
@@ -278,10 +281,6 @@ impl Member {
             self.stages.apply.record(now.saturating_sub(durable));
         }
         for ((item, result), origin) in items.iter().zip(entry.results).zip(proposal.origins) {
-            // Where no alarm refused it, the command was executed and is over the quota by this member's size.
-            if result == Err(Error::NoSpace) && !self.machine.alarms().is_raised(AlarmKind::NoSpace) {
-                self.raise_no_space(now);
-            }
             match origin {
                 Origin::Client(ticket) if result == Err(Error::NoSpace) && self.alarm_proposed => {
                     self.refused.push(ticket);

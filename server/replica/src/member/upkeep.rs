@@ -118,12 +118,14 @@ impl Member {
         }
     }
 
-    /// Proposes the revocation of leases that have expired.
+    /// Proposes the revocation of leases that have expired. One whose revocation is under way is left for
+    /// the next time: behind that, and a grant of the same id, another one would end the new lease, and early.
     pub(super) fn expire_leases(&mut self, now: Duration) {
         if !self.leads() {
             return;
         }
-        let expired = self.machine.lessor_mut().take_expired(now);
+        let mut expired = self.machine.lessor_mut().take_expired(now);
+        expired.retain(|id| !self.proposals.iter().any(|proposal| proposal.leases.contains(id)));
         let revocations = expired.into_iter().map(|id| (Origin::Expiry, Command::LeaseRevoke { id }));
         self.propose_own(now, revocations);
     }

@@ -35,6 +35,8 @@ pub(super) struct Proposal {
     pub(super) term: u64,
     /// One for each command, in order.
     pub(super) origins: Vec<Origin>,
+    /// Leases that its commands end.
+    pub(super) leases: Vec<i64>,
     /// When the batch's oldest command was asked for.
     pub(super) received: Duration,
     pub(super) append: Option<AppendNumber>,
@@ -46,13 +48,15 @@ pub(super) struct Proposal {
 pub(super) struct Writes {
     builder: EntryBuilder,
     origins: Vec<Origin>,
+    leases: Vec<i64>,
     /// When the oldest of them was asked for.
     asked: Duration,
 }
 
 impl Member {
     pub(super) fn begin_writes(&self, asked: Duration) -> Writes {
-        Writes { builder: EntryBuilder::new(self.config.keyspace), origins: Vec::new(), asked }
+        let builder = EntryBuilder::new(self.config.keyspace);
+        Writes { builder, origins: Vec::new(), leases: Vec::new(), asked }
     }
 
     /// Admits a client's write into the batch, or answers why not.
@@ -140,6 +144,9 @@ impl Member {
     ) {
         writes.builder.push(principal, command);
         writes.origins.push(origin);
+        if let Command::LeaseRevoke { id } = command {
+            writes.leases.push(*id);
+        }
         if writes.builder.len() >= ENTRY_BYTES_MAX || writes.builder.count() >= ENTRY_COMMANDS_MAX {
             let next = self.begin_writes(writes.asked);
             let full = std::mem::replace(writes, next);
@@ -152,7 +159,7 @@ impl Member {
         if writes.builder.is_empty() {
             return;
         }
-        let Writes { builder, origins, asked } = writes;
+        let Writes { builder, origins, leases, asked } = writes;
         match self.raft.propose(builder.finish()) {
             Ok(proposed) => {
                 self.pending_commands += u64::try_from(origins.len()).expect("a batch is small");
@@ -160,6 +167,7 @@ impl Member {
                     index: proposed.index,
                     term: proposed.term,
                     origins,
+                    leases,
                     received: asked,
                     append: None,
                     written: None,
