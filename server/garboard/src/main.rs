@@ -10,6 +10,7 @@ use garboard_bench::BenchArgs;
 use garboard_server::config::{self, Invocation, Personality};
 use garboard_server::logging;
 use garboard_server::shell::{self, Salvage};
+use garboard_sim::SimArgs;
 
 /// A control-plane store that speaks the etcd v3 protocol.
 #[derive(Parser)]
@@ -42,6 +43,8 @@ enum Command {
     },
     /// Measure load and latency of any etcd endpoint.
     Bench(Box<BenchArgs>),
+    /// Run a member on a simulated disk, clock and clients, from seeds, against a model.
+    Sim(SimArgs),
 }
 
 fn main() -> ExitCode {
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
         Command::Serve { flags } => serve(Personality::Garboard, flags),
         Command::Salvage { data_dir, wal_dir, give_up } => salvage(Salvage { data_dir, wal_dir, give_up }),
         Command::Bench(arguments) => garboard_bench::run(*arguments),
+        Command::Sim(arguments) => garboard_sim::run(arguments),
     }
 }
 

@@ -2,8 +2,6 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod sim;
-
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -11,12 +9,12 @@ use garboard_replica::envelope::{Request, Response};
 use garboard_replica::raft::Membership;
 use garboard_replica::request::{Command, Put};
 use garboard_replica::{Error, MemberConfig};
-use sim::{Sim, read};
+use garboard_sim::node::{Node, read};
 
 const STEP: Duration = Duration::from_millis(5);
 
 struct Cluster {
-    sims: Vec<Sim>,
+    sims: Vec<Node>,
     cut: Option<usize>,
 }
 
@@ -25,7 +23,9 @@ impl Cluster {
         let initial_members = Membership { voters: vec![1, 2, 3], learners: vec![] };
         let member = |id| {
             let config = MemberConfig { initial_members: initial_members.clone(), ..MemberConfig::single(id) };
-            Sim::with(seed * 10 + id, config)
+            let mut node = Node::with(seed * 10 + id, config);
+            node.restart_pause = Duration::ZERO;
+            node
         };
         Cluster { sims: (1..=3).map(member).collect(), cut: None }
     }
@@ -46,7 +46,7 @@ impl Cluster {
             while let Some(message) = self.sims[from].member.poll_message() {
                 let to = usize::try_from(message.to).unwrap() - 1;
                 if self.cut != Some(from) && self.cut != Some(to) {
-                    let now = self.sims[to].now;
+                    let now = self.sims[to].clock();
                     self.sims[to].member.handle_message(now, message);
                     self.sims[to].drain();
                 }
@@ -140,9 +140,7 @@ fn a_member_that_crashed_catches_up() {
             }
             cluster.run_for(Duration::from_millis(3));
             let crashed = round % 3;
-            let now = cluster.sims[crashed].now;
             cluster.sims[crashed].crash();
-            cluster.sims[crashed].now = now;
             cluster.run_for(Duration::from_secs(4));
         }
         cluster.run_for(Duration::from_secs(4));

@@ -2,14 +2,12 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod sim;
-
 use bytes::Bytes;
 use garboard_replica::envelope::{Request, Response};
 use garboard_replica::limits::{COMPACTION_STEP_RECORDS, KEPT_HASHES_MAX};
 use garboard_replica::request::{Command, DeleteRange, KeyRange, Put};
+use garboard_sim::node::{Node, read};
 use garboard_storage::hash::{HashKv, KvHasher};
-use sim::{Sim, read};
 
 fn put(name: &str, value: &str) -> Command {
     Command::Put(Put {
@@ -26,7 +24,7 @@ fn compact(revision: i64) -> Command {
     Command::Compact { revision, physical: true }
 }
 
-fn kept(sim: &mut Sim, revision: i64) -> Option<HashKv> {
+fn kept(sim: &mut Node, revision: i64) -> Option<HashKv> {
     match sim.call(Request::KeptHash { revision }) {
         Ok(Response::KeptHash(hash)) => hash,
         other => panic!("asked for a hash, answered {other:?}"),
@@ -34,7 +32,7 @@ fn kept(sim: &mut Sim, revision: i64) -> Option<HashKv> {
 }
 
 /// What `HashKV` answers without any kept hash.
-fn computed(sim: &Sim, revision: i64) -> HashKv {
+fn computed(sim: &Node, revision: i64) -> HashKv {
     let mut hasher = read(&sim.reader(), |view| Ok(KvHasher::new(view, revision)));
     loop {
         if let Some(hash) = read(&sim.reader(), |view| hasher.step(view, 100)) {
@@ -44,7 +42,7 @@ fn computed(sim: &Sim, revision: i64) -> HashKv {
 }
 
 /// Some puts; returns the newest revision.
-fn write_some(sim: &mut Sim, count: usize) -> i64 {
+fn write_some(sim: &mut Node, count: usize) -> i64 {
     let puts = (0..count).map(|n| Request::Write(put(&format!("k{}", n % 50), &format!("v{n}")))).collect::<Vec<_>>();
     let last = *sim.send(puts).last().unwrap();
     sim.wait(last).unwrap();
@@ -53,7 +51,7 @@ fn write_some(sim: &mut Sim, count: usize) -> i64 {
 
 #[test]
 fn a_compaction_keeps_the_hash_that_was_answered_before_it() {
-    let mut sim = Sim::new(1);
+    let mut sim = Node::new(1);
     let mut floor = -1;
     let mut earlier: Vec<HashKv> = Vec::new();
     for round in 0..5 {
@@ -76,7 +74,7 @@ fn a_compaction_keeps_the_hash_that_was_answered_before_it() {
 
 #[test]
 fn the_hash_is_waited_for_while_it_is_computed_and_writes_go_on() {
-    let mut sim = Sim::new(2);
+    let mut sim = Node::new(2);
     let newest = write_some(&mut sim, 20 * COMPACTION_STEP_RECORDS);
     let expected = computed(&sim, newest);
     sim.execute(Command::Compact { revision: newest, physical: false }).unwrap();
@@ -90,7 +88,7 @@ fn the_hash_is_waited_for_while_it_is_computed_and_writes_go_on() {
 
 #[test]
 fn a_compaction_that_follows_an_unfinished_one_leaves_no_hash() {
-    let mut sim = Sim::new(4);
+    let mut sim = Node::new(4);
     let newest = write_some(&mut sim, 1_000);
     let expected = computed(&sim, newest - 500);
     let both = [newest - 500, newest].map(|revision| Request::Write(Command::Compact { revision, physical: false }));
@@ -107,7 +105,7 @@ fn a_compaction_that_follows_an_unfinished_one_leaves_no_hash() {
 
 #[test]
 fn only_the_newest_hashes_are_kept() {
-    let mut sim = Sim::new(5);
+    let mut sim = Node::new(5);
     let mut targets = Vec::new();
     for _ in 0..KEPT_HASHES_MAX + 3 {
         let target = write_some(&mut sim, 5);
@@ -121,7 +119,7 @@ fn only_the_newest_hashes_are_kept() {
 #[test]
 fn kept_hashes_are_gone_after_a_restart_even_where_the_log_holds_the_compaction() {
     for seed in 6..12 {
-        let mut sim = Sim::new(seed);
+        let mut sim = Node::new(seed);
         let target = write_some(&mut sim, 300);
         sim.execute(compact(target)).unwrap();
         assert!(kept(&mut sim, target).is_some());
@@ -138,7 +136,7 @@ fn kept_hashes_are_gone_after_a_restart_even_where_the_log_holds_the_compaction(
 
 #[test]
 fn pages_that_are_not_resident_are_loaded_for_a_hash() {
-    let mut sim = Sim::new(20);
+    let mut sim = Node::new(20);
     sim.index_config.checkpoint_bytes = 64 << 10;
     sim.index_config.dirty_bytes_max = 128 << 10;
     sim.restart();

@@ -2,15 +2,13 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod sim;
-
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::Bytes;
 use garboard_replica::envelope::{Request, Response};
 use garboard_replica::request::{Command, Put};
-use sim::Sim;
+use garboard_sim::node::Node;
 
 /// What clients know of a lease.
 struct Lease {
@@ -20,7 +18,7 @@ struct Lease {
 }
 
 struct Run {
-    sim: Sim,
+    sim: Node,
     leases: BTreeMap<i64, Lease>,
     next: i64,
 }
@@ -47,7 +45,7 @@ impl Run {
 
     /// More than a request takes here.
     fn slack(&self) -> Duration {
-        self.sim.io_max * 20
+        self.sim.latency.io_max * 20
     }
 
     fn any(&mut self) -> Option<i64> {
@@ -91,7 +89,7 @@ fn key(id: i64) -> Bytes {
 }
 
 fn run(seed: u64) -> usize {
-    let mut run = Run { sim: Sim::new(seed), leases: BTreeMap::new(), next: 0 };
+    let mut run = Run { sim: Node::new(seed), leases: BTreeMap::new(), next: 0 };
     let mut expired = 0;
     for _ in 0..60 {
         let before = run.leases.len();

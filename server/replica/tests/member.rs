@@ -2,8 +2,6 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod sim;
-
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -11,8 +9,8 @@ use garboard_replica::auto_compaction::AutoCompaction;
 use garboard_replica::envelope::{Envelope, Request, Response, Ticket};
 use garboard_replica::request::{Alarm, AlarmKind, Command, DeleteRange, KeyRange, Outcome, Put};
 use garboard_replica::{Error, Fatal, MemberConfig, limits};
+use garboard_sim::node::{Node, Stop, context, read};
 use garboard_simdisk::{Fault, Operation};
-use sim::{Sim, context, read};
 
 fn key(text: &str) -> Bytes {
     Bytes::copy_from_slice(text.as_bytes())
@@ -33,7 +31,7 @@ fn put_with(name: &str, value: &str, lease: i64) -> Command {
     })
 }
 
-fn value(sim: &Sim, name: &str) -> Option<Vec<u8>> {
+fn value(sim: &Node, name: &str) -> Option<Vec<u8>> {
     read(&sim.reader(), |view| {
         let Some(version) = view.find(name.as_bytes(), i64::MAX)? else { return Ok(None) };
         let mut value = Vec::new();
@@ -44,7 +42,7 @@ fn value(sim: &Sim, name: &str) -> Option<Vec<u8>> {
 
 #[test]
 fn a_put_is_answered_once_it_is_durable_applied_and_published() {
-    let mut sim = Sim::new(1);
+    let mut sim = Node::new(1);
     let reply = sim.execute(put("a", "1")).unwrap();
     assert_eq!((reply.revision, reply.outcome), (2, Outcome::Put(None)));
     assert_eq!(value(&sim, "a").as_deref(), Some(&b"1"[..]));
@@ -55,7 +53,7 @@ fn a_put_is_answered_once_it_is_durable_applied_and_published() {
 
 #[test]
 fn writes_of_one_call_share_one_entry() {
-    let mut sim = Sim::new(2);
+    let mut sim = Node::new(2);
     sim.execute(put("a", "1")).unwrap();
     let before = sim.member.log().stats().entry_count;
     let tickets = sim.send((0..100).map(|n| Request::Write(put(&format!("k{n}"), "v"))));
@@ -67,7 +65,7 @@ fn writes_of_one_call_share_one_entry() {
 
 #[test]
 fn a_deletion_reports_what_it_deleted() {
-    let mut sim = Sim::new(3);
+    let mut sim = Node::new(3);
     for name in ["a", "b", "c"] {
         sim.execute(put(name, name)).unwrap();
     }
@@ -82,7 +80,7 @@ fn a_deletion_reports_what_it_deleted() {
 
 #[test]
 fn an_expired_lease_takes_its_keys_with_it_in_one_revision() {
-    let mut sim = Sim::new(4);
+    let mut sim = Node::new(4);
     sim.execute(Command::LeaseGrant { id: 5, ttl_seconds: 10 }).unwrap();
     for name in ["c", "a", "b"] {
         sim.execute(put_with(name, "v", 5)).unwrap();
@@ -111,7 +109,7 @@ fn big(name: &str) -> Command {
 
 #[test]
 fn the_process_stops_at_the_first_failed_log_write_and_answers_nothing_more() {
-    let mut sim = Sim::new(5);
+    let mut sim = Node::new(5);
     sim.execute(put("a", "1")).unwrap();
     sim.disk.lock().unwrap().plan(Operation::Sync, 0, Fault::Error);
     let ticket = sim.write(put("a", "2"));
@@ -122,7 +120,7 @@ fn the_process_stops_at_the_first_failed_log_write_and_answers_nothing_more() {
             Err(failure) => break failure,
         }
     };
-    assert!(matches!(failure, Fatal::Log(_)), "{failure}");
+    assert!(matches!(failure, Stop::Fatal(Fatal::Log(_))), "{failure}");
     sim.send([Request::Write(put("a", "3")), Request::ReadIndex]);
     assert!(sim.answers.iter().all(|(answered, _)| *answered != ticket), "what is not durable is not answered");
     sim.restart();
@@ -132,7 +130,7 @@ fn the_process_stops_at_the_first_failed_log_write_and_answers_nothing_more() {
 
 #[test]
 fn a_full_disk_refuses_what_grows_the_store_and_recovers_by_itself() {
-    let mut sim = Sim::new(6);
+    let mut sim = Node::new(6);
     sim.config.log_reserve_bytes = 256 << 10;
     sim.restart();
     sim.execute(put("a", "1")).unwrap();
@@ -165,7 +163,7 @@ fn a_full_disk_refuses_what_grows_the_store_and_recovers_by_itself() {
 
 #[test]
 fn an_alarm_refuses_until_it_is_disarmed_and_survives_a_restart() {
-    let mut sim = Sim::new(7);
+    let mut sim = Node::new(7);
     let alarm = Alarm { member_id: 3, kind: AlarmKind::NoSpace };
     let reply = sim.execute(Command::AlarmActivate(alarm)).unwrap();
     assert_eq!(reply.outcome, Outcome::Alarm(vec![alarm]));
@@ -186,7 +184,7 @@ fn an_alarm_refuses_until_it_is_disarmed_and_survives_a_restart() {
 fn what_is_over_the_quota_is_refused_and_raises_the_alarm() {
     let mut config = MemberConfig::single(7);
     config.quota_bytes = 1;
-    let mut sim = Sim::with(8, config);
+    let mut sim = Node::with(8, config);
     assert_eq!(sim.execute(put("a", "1")), Err(Error::NoSpace));
     // The answer comes when the alarm shows, and not before.
     let Ok(Response::Status(status)) = sim.call(Request::Status) else { panic!() };
@@ -200,7 +198,7 @@ fn what_is_over_the_quota_is_refused_and_raises_the_alarm() {
 
 #[test]
 fn a_physical_compaction_is_answered_when_the_work_is_done() {
-    let mut sim = Sim::new(9);
+    let mut sim = Node::new(9);
     for n in 0..600 {
         sim.write(put("a", &n.to_string()));
     }
@@ -219,7 +217,7 @@ fn a_physical_compaction_is_answered_when_the_work_is_done() {
 fn automatic_compaction_keeps_the_revisions_it_is_told_to() {
     let mut config = MemberConfig::single(7);
     config.auto_compaction = AutoCompaction::Revision(10);
-    let mut sim = Sim::with(10, config);
+    let mut sim = Node::with(10, config);
     for n in 0..50 {
         sim.execute(put("a", &n.to_string())).unwrap();
     }
@@ -230,7 +228,7 @@ fn automatic_compaction_keeps_the_revisions_it_is_told_to() {
 
 #[test]
 fn a_lease_gets_its_full_time_and_more_after_a_restart() {
-    let mut sim = Sim::new(11);
+    let mut sim = Node::new(11);
     sim.execute(Command::LeaseGrant { id: 5, ttl_seconds: 10 }).unwrap();
     sim.execute(put_with("a", "v", 5)).unwrap();
     sim.run_for(Duration::from_secs(9));
@@ -245,7 +243,7 @@ fn a_lease_gets_its_full_time_and_more_after_a_restart() {
 
 #[test]
 fn leases_expire_at_a_bounded_rate_and_batched() {
-    let mut sim = Sim::new(12);
+    let mut sim = Node::new(12);
     let grants = (1..=3_000).map(|id| Request::Write(Command::LeaseGrant { id, ttl_seconds: 5 }));
     sim.send(grants);
     sim.run_until(Duration::from_secs(4));
@@ -261,7 +259,7 @@ fn leases_expire_at_a_bounded_rate_and_batched() {
 
 #[test]
 fn the_stages_of_a_write_are_counted() {
-    let mut sim = Sim::new(13);
+    let mut sim = Node::new(13);
     for n in 0..20 {
         sim.execute(put("a", &n.to_string())).unwrap();
     }
@@ -273,7 +271,7 @@ fn the_stages_of_a_write_are_counted() {
 
 #[test]
 fn the_wait_of_the_oldest_request_is_a_part_of_its_batch_s_queue() {
-    let mut sim = Sim::new(16);
+    let mut sim = Node::new(16);
     sim.execute(put("a", "0")).unwrap();
     sim.settle();
     let before = sim.member.stages().queue.sum();
@@ -287,11 +285,11 @@ fn the_wait_of_the_oldest_request_is_a_part_of_its_batch_s_queue() {
 
 #[test]
 fn a_checkpoint_that_is_asked_for_ends_with_everything_saved() {
-    let mut sim = Sim::new(15);
+    let mut sim = Node::new(15);
     for n in 0..20 {
         sim.execute(put("a", &n.to_string())).unwrap();
     }
-    let ask = |sim: &mut Sim| match sim.call(Request::Checkpoint).unwrap() {
+    let ask = |sim: &mut Node| match sim.call(Request::Checkpoint).unwrap() {
         Response::Checkpoint { published_index, saved_index } => (published_index, saved_index),
         other => panic!("{other:?}"),
     };
@@ -306,7 +304,7 @@ fn a_checkpoint_that_is_asked_for_ends_with_everything_saved() {
 
 #[test]
 fn commands_beyond_the_bound_are_refused_and_not_kept() {
-    let mut sim = Sim::new(14);
+    let mut sim = Node::new(14);
     sim.settle();
     let bound = limits::PENDING_COMMANDS_MAX;
     let requests = (0..bound + 10).map(|_| Request::Write(put("a", "v")));
@@ -320,7 +318,7 @@ fn commands_beyond_the_bound_are_refused_and_not_kept() {
 
 #[test]
 fn requests_of_a_member_that_is_being_founded_wait_for_its_first_meta_page() {
-    let mut sim = Sim::new(15);
+    let mut sim = Node::new(15);
     let ticket = sim.write(put("a", "1"));
     assert!(sim.wait(ticket).is_ok());
     sim.crash();
@@ -330,7 +328,7 @@ fn requests_of_a_member_that_is_being_founded_wait_for_its_first_meta_page() {
 
 #[test]
 fn writes_are_refused_while_apply_is_far_behind() {
-    let mut sim = Sim::new(16);
+    let mut sim = Node::new(16);
     for n in 0..200 {
         sim.write(put(&format!("key-{n}"), &"v".repeat(100)));
     }
@@ -339,7 +337,7 @@ fn writes_are_refused_while_apply_is_far_behind() {
     sim.settle();
     sim.restart();
     sim.call(Request::ReadIndex).unwrap();
-    sim.page_delay = Duration::from_secs(100);
+    sim.latency.page_delay = Duration::from_secs(100);
     let mut refused = 0;
     for _ in 0..7 {
         sim.send((0..1_000).map(|n| Request::Write(put(&format!("key-{}", n % 200), "w"))));
@@ -361,7 +359,7 @@ fn writes_are_refused_while_apply_is_far_behind() {
 fn what_a_start_replays_is_bounded_by_bytes_of_log_and_a_stop_leaves_nothing_to_replay() {
     let bound = 1 << 20;
     let config = MemberConfig { checkpoint_log_bytes: bound, ..MemberConfig::single(7) };
-    let mut sim = Sim::with(17, config);
+    let mut sim = Node::with(17, config);
     (sim.index_config.checkpoint_bytes, sim.index_config.dirty_bytes_max) = (64 << 20, 128 << 20);
     sim.settle();
     sim.restart();
@@ -371,8 +369,8 @@ fn what_a_start_replays_is_bounded_by_bytes_of_log_and_a_stop_leaves_nothing_to_
     }
     assert!(sim.member.log().base().sequence() > 1);
     assert!(sim.member.log().replay_bytes() > 0);
-    assert!(!sim.member.prepare_stop(sim.now) && sim.member.is_checkpoint_urgent());
-    while !sim.member.prepare_stop(sim.now) {
+    assert!(!sim.member.prepare_stop(sim.clock()) && sim.member.is_checkpoint_urgent());
+    while !sim.member.prepare_stop(sim.clock()) {
         assert!(sim.step());
     }
     assert_eq!(sim.member.log().replay_bytes(), 0);

@@ -1,0 +1,84 @@
+//! Leases: none ends early, and each ends.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::outcome::{Check, violated};
+
+/// What is known of a lease.
+#[derive(Clone, Copy, Debug)]
+struct Lease {
+    ttl: Duration,
+    /// It may not end before this, by what clients were answered.
+    earliest: Duration,
+}
+
+/// What is known of all leases.
+#[derive(Clone, Debug)]
+pub struct Leases {
+    leases: BTreeMap<i64, Lease>,
+    /// What a new leader adds.
+    extension: Duration,
+    /// Leases that expired.
+    pub expiries: u64,
+}
+
+impl Leases {
+    /// No leases.
+    pub fn new(extension: Duration) -> Leases {
+        Leases { leases: BTreeMap::new(), extension, expiries: 0 }
+    }
+
+    /// A lease was granted, not before it was asked for.
+    pub fn granted(&mut self, id: i64, ttl_seconds: i64, asked: Duration) {
+        let ttl = Duration::from_secs(ttl_seconds.unsigned_abs());
+        self.leases.insert(id, Lease { ttl, earliest: asked.saturating_add(ttl) });
+    }
+
+    /// A client was told that its lease is renewed; it had asked at `asked`.
+    pub fn renewed(&mut self, id: i64, asked: Duration) {
+        if let Some(lease) = self.leases.get_mut(&id) {
+            lease.earliest = lease.earliest.max(asked.saturating_add(lease.ttl));
+        }
+    }
+
+    /// A process has started: every lease has its whole time again, and some more.
+    pub fn promoted(&mut self, now: Duration) {
+        for lease in self.leases.values_mut() {
+            lease.earliest = now.saturating_add(lease.ttl).saturating_add(self.extension);
+        }
+    }
+
+    /// A lease's end was proposed because it expired.
+    ///
+    /// # Errors
+    /// When it is too early.
+    pub fn check_expiry(&self, now: Duration, id: i64) -> Check {
+        match self.leases.get(&id) {
+            Some(lease) if now < lease.earliest => violated(
+                format!("lease {id} does not expire early"),
+                format!("not before {:.6} s", lease.earliest.as_secs_f64()),
+                format!("at {:.6} s", now.as_secs_f64()),
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    /// A lease has ended.
+    ///
+    /// # Errors
+    /// When it expired, and too early.
+    pub fn revoked(&mut self, logged_at: Duration, id: i64, expired: bool) -> Check {
+        if expired {
+            self.check_expiry(logged_at, id)?;
+            self.expiries += 1;
+        }
+        self.leases.remove(&id);
+        Ok(())
+    }
+
+    /// The least time that a lease has left.
+    pub fn left_at_least(&self, now: Duration, id: i64) -> Option<Duration> {
+        self.leases.get(&id).map(|lease| lease.earliest.saturating_sub(now))
+    }
+}
