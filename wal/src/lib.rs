@@ -40,6 +40,7 @@ pub use config::{ConfigError, LogConfig};
 pub use format::{ANCHOR_SIZE, Anchor, AnchorError, FORMAT_VERSION, Manifest, ManifestError, entries_of_batch};
 pub use log::Log;
 pub use recovery::{
-    Damage, Location, MetaFacts, Read, Recovered, Recovery, RecoveryError, RecoveryReport, SegmentFile, Verdict, Why,
+    Damage, Location, MetaFacts, Read, Recovered, Recovery, RecoveryError, RecoveryReport, SegmentFile, SegmentScan,
+    Verdict, Why,
 };
 pub use types::{Append, AppendNumber, DiskError, Effect, Entry, EntryKind, HardState, LogFailure, LogStats, OpId};

@@ -5,7 +5,9 @@ mod harness;
 use core::time::Duration;
 
 use garboard_wal::{Append, AppendNumber, Effect, HardState, Log, LogConfig, MetaFacts, Verdict};
-use harness::{Shell, append, entry, genesis, presented, recover, segment_name, small};
+use harness::{
+    Shell, append, entry, genesis, presented, read_from, recover, segment_name, small, start_recovery,
+};
 
 const LOG_ID: u128 = 0x1234_5678_9abc_def0;
 
@@ -277,4 +279,29 @@ fn a_snapshot_takes_the_place_of_the_log_with_one_flip_of_the_meta_page() {
     assert_eq!(shell.log.durable(), AppendNumber(2));
     let after = recover(&mut shell.disk, config, meta).unwrap();
     assert_eq!(after.entries, vec![entry(101, 6, 50), entry(102, 6, 50)]);
+}
+
+#[test]
+fn segments_that_are_read_side_by_side_in_any_order_open_the_same_log() {
+    let mut shell = Shell::create(small(2, 2), LOG_ID);
+    for index in 1..=200 {
+        shell.append(append(index, 1, 1, 900, index - 1));
+        shell.settle();
+    }
+    shell.disk.crash(garboard_simdisk::Kept::Nothing, 0);
+    let expected = recover(&mut shell.disk, small(2, 2), genesis(LOG_ID)).unwrap();
+    assert!(expected.report.segment_count > 4);
+
+    let mut recovery = start_recovery(&mut shell.disk, small(2, 2), genesis(LOG_ID)).unwrap();
+    let mut segments: Vec<_> = std::iter::from_fn(|| recovery.take_segment()).collect();
+    while let Some(mut segment) = segments.pop() {
+        while let Some(read) = segment.poll_read() {
+            let bytes = read_from(&mut shell.disk, read);
+            segment.handle_read(read, bytes.as_deref().map_err(|error| *error));
+        }
+        recovery.handle_segment(segment);
+    }
+    let recovered = recovery.finish().unwrap();
+    assert_eq!(presented(&recovered), presented(&expected));
+    assert_eq!(recovered.report, expected.report);
 }

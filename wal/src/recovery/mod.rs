@@ -9,7 +9,8 @@ use std::collections::VecDeque;
 
 use chain::Chain;
 pub use error::{Damage, Location, RecoveryError};
-use scan::{Scanned, Scanner};
+use scan::Scanned;
+pub use scan::SegmentScan;
 use table::{Beyond, Findings, ReadError, verdict};
 pub use table::{Verdict, Why};
 
@@ -92,15 +93,17 @@ pub struct Recovered {
 }
 
 /// Opens a log: [`Recovery::poll_read`] and [`Recovery::handle_read`] in turn until there is no read left, then
-/// [`Recovery::finish`].
+/// [`Recovery::finish`]. Threads can read the segments side by side: [`Recovery::take_segment`].
 pub struct Recovery {
     config: LogConfig,
     manifest: Manifest,
     meta: MetaFacts,
     anchor: Anchor,
     files: VecDeque<SegmentFile>,
-    scanner: Option<Scanner>,
-    outstanding: Option<Read>,
+    /// The segment that [`Recovery::poll_read`] asks for.
+    scan: Option<SegmentScan>,
+    /// Segments that the caller has taken to read them by itself.
+    taken_count: usize,
     scanned: Vec<Scanned>,
     chain: Option<Chain>,
     read_bytes: u64,
@@ -147,8 +150,8 @@ impl Recovery {
             meta,
             anchor,
             files: segments.into(),
-            scanner: None,
-            outstanding: None,
+            scan: None,
+            taken_count: 0,
             scanned: Vec::new(),
             chain: None,
             read_bytes: 0,
@@ -157,32 +160,19 @@ impl Recovery {
 
     /// The next range to read; `None` while one is outstanding or when everything is read.
     pub fn poll_read(&mut self) -> Option<Read> {
-        if self.outstanding.is_some() {
-            return None;
-        }
         loop {
-            let scanner = match &mut self.scanner {
-                Some(scanner) => scanner,
-                none => {
-                    let Manifest { log_id, keyspace, .. } = self.manifest;
-                    let file = self.files.pop_front()?;
-                    none.insert(Scanner::new(file, log_id, keyspace, self.anchor.sequence))
-                }
+            let mut scan = match self.scan.take() {
+                Some(scan) => scan,
+                None => self.next_segment()?,
             };
-            let file = scanner.file();
-            if let Some(range) = scanner.next_read() {
-                return Some(self.ask(file, range));
+            let waits = scan.outstanding().is_some();
+            let read = scan.poll_read();
+            if read.is_some() || waits {
+                self.scan = Some(scan);
+                return read;
             }
-            let scanner = self.scanner.take().expect("just looked at");
-            self.scanned.push(scanner.finish());
+            self.scan_done(scan);
         }
-    }
-
-    fn ask(&mut self, file: SegmentFile, (offset, len): (u64, u64)) -> Read {
-        let len = usize::try_from(len).expect("chunks fit memory");
-        let read = Read { shard: file.shard, segment: file.segment, offset, len };
-        self.outstanding = Some(read);
-        read
     }
 
     /// The outcome of the outstanding read. After an error the range is asked for again in smaller pieces.
@@ -190,16 +180,37 @@ impl Recovery {
     /// # Panics
     /// When the read is not the outstanding one or its bytes have another length.
     pub fn handle_read(&mut self, read: Read, result: Result<&[u8], DiskError>) {
-        assert!(self.outstanding.take() == Some(read), "reads are answered in turn");
-        let scanner = self.scanner.as_mut().expect("a read belongs to a segment");
-        match result {
-            Ok(bytes) => {
-                assert!(bytes.len() == read.len, "a read is complete or an error");
-                self.read_bytes += u64::try_from(bytes.len()).expect("lengths fit 64 bits");
-                scanner.feed(bytes);
-            }
-            Err(_) => scanner.feed_error(),
-        }
+        self.scan.as_mut().expect("a read belongs to a segment").handle_read(read, result);
+    }
+
+    /// A segment for the caller to read by itself, on a thread of its own perhaps, and to give back to
+    /// [`Recovery::handle_segment`] once it is read.
+    pub fn take_segment(&mut self) -> Option<SegmentScan> {
+        let scan = self.next_segment()?;
+        self.taken_count += 1;
+        Some(scan)
+    }
+
+    /// A segment that was taken is read.
+    ///
+    /// # Panics
+    /// When it is not read to its end.
+    pub fn handle_segment(&mut self, scan: SegmentScan) {
+        self.taken_count -= 1;
+        self.scan_done(scan);
+    }
+
+    fn next_segment(&mut self) -> Option<SegmentScan> {
+        let Manifest { log_id, keyspace, .. } = self.manifest;
+        Some(SegmentScan::new(self.files.pop_front()?, log_id, keyspace, self.anchor.sequence))
+    }
+
+    fn scan_done(&mut self, scan: SegmentScan) {
+        let (scanned, read_bytes) = scan.finish();
+        self.read_bytes += read_bytes;
+        // The segments stay in the order of their names, whatever the order in which they were read.
+        let at = self.scanned.partition_point(|other| other.file < scanned.file);
+        self.scanned.insert(at, scanned);
     }
 
     /// What [`Recovery::finish`] will say, for a member that has peers: it can ask them for what is missing and then
@@ -233,7 +244,8 @@ impl Recovery {
     }
 
     fn follow(&mut self) -> &Chain {
-        assert!(self.poll_read().is_none() && self.outstanding.is_none(), "everything is read before it is judged");
+        let read = self.poll_read().is_none() && self.scan.is_none() && self.taken_count == 0;
+        assert!(read, "everything is read before it is judged");
         let window = u64::from(self.manifest.window);
         self.chain.get_or_insert_with(|| chain::follow(&self.scanned, &self.meta, &self.anchor, window))
     }

@@ -2,7 +2,8 @@
 
 use bytes::Bytes;
 
-use super::{Location, SegmentFile};
+use super::{Location, Read, SegmentFile};
+use crate::DiskError;
 use crate::canary::{self, Canary};
 use crate::format::{BatchHeader, Checksum, HEADER_SIZE};
 use crate::limits::{ALIGNMENT, READ_CHUNK_BYTES};
@@ -55,6 +56,64 @@ pub(crate) struct Scanner {
     single_until: u64,
 }
 
+/// One segment being read: [`SegmentScan::poll_read`] and [`SegmentScan::handle_read`] in turn until there is no read
+/// left. Those of different segments know nothing of each other, so that threads can share the work.
+pub struct SegmentScan {
+    scanner: Scanner,
+    outstanding: Option<Read>,
+    read_bytes: u64,
+}
+
+impl SegmentScan {
+    pub(crate) fn new(file: SegmentFile, log_id: u128, keyspace: u32, anchor_sequence: u64) -> SegmentScan {
+        let scanner = Scanner::new(file, log_id, keyspace, anchor_sequence);
+        SegmentScan { scanner, outstanding: None, read_bytes: 0 }
+    }
+
+    pub(crate) fn outstanding(&self) -> Option<Read> {
+        self.outstanding
+    }
+
+    /// Which file it reads.
+    pub fn file(&self) -> SegmentFile {
+        self.scanner.scanned.file
+    }
+
+    /// The next range to read; `None` while one is outstanding or when everything is read.
+    pub fn poll_read(&mut self) -> Option<Read> {
+        if self.outstanding.is_some() {
+            return None;
+        }
+        let (offset, len) = self.scanner.next_read()?;
+        let len = usize::try_from(len).expect("chunks fit memory");
+        let SegmentFile { shard, segment, .. } = self.file();
+        self.outstanding = Some(Read { shard, segment, offset, len });
+        self.outstanding
+    }
+
+    /// The outcome of the outstanding read. After an error the range is asked for again in smaller pieces.
+    ///
+    /// # Panics
+    /// When the read is not the outstanding one or its bytes have another length.
+    pub fn handle_read(&mut self, read: Read, result: Result<&[u8], DiskError>) {
+        assert!(self.outstanding.take() == Some(read), "reads are answered in turn");
+        match result {
+            Ok(bytes) => {
+                assert!(bytes.len() == read.len, "a read is complete or an error");
+                self.read_bytes += u64::try_from(bytes.len()).expect("lengths fit 64 bits");
+                self.scanner.feed(bytes);
+            }
+            Err(_) => self.scanner.feed_error(),
+        }
+    }
+
+    /// What the segment held, and how many bytes of it were read.
+    pub(crate) fn finish(self) -> (Scanned, u64) {
+        assert!(self.outstanding.is_none(), "every read is answered");
+        (self.scanner.finish(), self.read_bytes)
+    }
+}
+
 enum Step {
     NeedMore,
     Advance(u64),
@@ -74,10 +133,6 @@ impl Scanner {
             at: 0,
             single_until: 0,
         }
-    }
-
-    pub(crate) fn file(&self) -> SegmentFile {
-        self.scanned.file
     }
 
     fn read_end(&self) -> u64 {

@@ -13,7 +13,7 @@ use garboard_simdisk as simdisk;
 use garboard_simdisk::{Disk, WriteId};
 use garboard_wal::{
     Append, AppendNumber, DiskError, Effect, Entry, EntryKind, HardState, Log, LogConfig, LogFailure, MetaFacts, OpId,
-    Recovered, Recovery, RecoveryError, SegmentFile,
+    Read, Recovered, Recovery, RecoveryError, SegmentFile,
 };
 
 pub const MANIFEST: &str = "wal/manifest";
@@ -210,20 +210,30 @@ impl Shell {
     }
 }
 
-/// Reads everything that recovery asks for.
-pub fn read_all(disk: &mut Disk, config: LogConfig, meta: MetaFacts) -> Result<Recovery, RecoveryError> {
+/// A recovery that has read nothing.
+pub fn start_recovery(disk: &mut Disk, config: LogConfig, meta: MetaFacts) -> Result<Recovery, RecoveryError> {
     let mut manifest = vec![0; 512];
     disk.read(MANIFEST, 0, &mut manifest).expect("the manifest is there");
     let segments = disk.list().filter_map(|(name, size_bytes)| {
         let (shard, segment) = name.strip_prefix("wal/shard-")?.split_once("/segment-")?;
         Some(SegmentFile { shard: shard.parse().ok()?, segment: segment.parse().ok()?, size_bytes })
     });
-    let mut recovery = Recovery::new(config, &manifest, segments.collect(), meta)?;
-    let mut buffer = Vec::new();
+    Recovery::new(config, &manifest, segments.collect(), meta)
+}
+
+/// What the disk gives for a read.
+pub fn read_from(disk: &mut Disk, read: Read) -> Result<Vec<u8>, DiskError> {
+    let mut bytes = vec![0; read.len];
+    disk.read(&segment_name(read.shard, read.segment), read.offset, &mut bytes).map_err(disk_error)?;
+    Ok(bytes)
+}
+
+/// Reads everything that recovery asks for.
+pub fn read_all(disk: &mut Disk, config: LogConfig, meta: MetaFacts) -> Result<Recovery, RecoveryError> {
+    let mut recovery = start_recovery(disk, config, meta)?;
     while let Some(read) = recovery.poll_read() {
-        buffer.resize(read.len, 0);
-        let result = disk.read(&segment_name(read.shard, read.segment), read.offset, &mut buffer);
-        recovery.handle_read(read, result.map(|()| &buffer[..]).map_err(disk_error));
+        let bytes = read_from(disk, read);
+        recovery.handle_read(read, bytes.as_deref().map_err(|error| *error));
     }
     Ok(recovery)
 }

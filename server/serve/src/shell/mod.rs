@@ -12,6 +12,7 @@ mod home;
 mod index_file;
 mod interrupts;
 mod log_files;
+mod log_reader;
 mod memory;
 mod mesh;
 mod net;

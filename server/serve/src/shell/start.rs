@@ -1,8 +1,6 @@
 //! Opening a member: its data directory, its index, the tail of its log.
 
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,9 +14,9 @@ use garboard_wal::{Anchor, Log, LogConfig, MetaFacts, Recovery, RecoveryError, S
 
 use super::bus_error;
 use super::data_dir::{DataDir, DataDirError, Ownership, Stage};
-use super::home::log_error;
 use super::index_file::IndexFile;
 use super::log_files::LogFiles;
+use super::log_reader;
 use super::memory;
 use crate::config::{self, Config};
 
@@ -190,34 +188,13 @@ pub async fn scan_log(dir: &DataDir, facts: &OpenFacts, log_files: &LogFiles) ->
     log_files.sync_all().await.map_err(|source| failed("syncing", dir.wal_path(), source))?;
     let mut recovery =
         Recovery::new(LogConfig::default(), &manifest, segments, meta).map_err(|source| refused(dir, source))?;
-    read_log(&mut recovery, log_files);
+    log_reader::read_log(&mut recovery, log_files);
     Ok(recovery)
 }
 
 /// Says which log was refused.
 pub fn refused(dir: &DataDir, source: RecoveryError) -> StartError {
     StartError::Log { path: dir.wal_path().display().to_string(), source }
-}
-
-fn read_log(recovery: &mut Recovery, log_files: &LogFiles) {
-    let mut buffer = Vec::new();
-    let mut open: Option<((u16, u64), io::Result<File>)> = None;
-    while let Some(read) = recovery.poll_read() {
-        let name = (read.shard, read.segment);
-        if open.as_ref().is_none_or(|(opened, _)| *opened != name) {
-            open = Some((name, File::open(log_files.path(read.shard, read.segment))));
-        }
-        buffer.resize(read.len, 0);
-        let outcome = match &open {
-            Some((_, Ok(file))) => file.read_exact_at(&mut buffer, read.offset),
-            Some((_, Err(error))) => Err(error.kind().into()),
-            None => Err(io::ErrorKind::NotFound.into()),
-        };
-        match outcome {
-            Ok(()) => recovery.handle_read(read, Ok(&buffer)),
-            Err(error) => recovery.handle_read(read, Err(log_error(error))),
-        }
-    }
 }
 
 fn map(index_file: &IndexFile) -> Result<Arc<dyn PageFile>, StartError> {
