@@ -2,8 +2,9 @@
 
 use crate::io::IoFailure;
 use crate::map::Map;
+use rustix::io::{Errno, ReadWriteFlags};
 use std::fs::File;
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::os::unix::fs::FileExt;
 
 /// The file as the index sees it. The shell gives [`MappedFile`], the simulator one over [`Map::anonymous`].
@@ -13,6 +14,12 @@ pub trait PageFile: Send + Sync {
     /// Reads `into.len()` bytes at `offset`; may block. Afterwards the map shows the same bytes (a simulated file
     /// stores them there).
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), IoFailure>;
+    /// Reads as [`PageFile::read`] does, but only what needs no waiting, such as what the kernel has in its cache; false,
+    /// with anything in `into`, where the caller must wait.
+    fn read_cached(&self, offset: u64, into: &mut [u8]) -> Result<bool, IoFailure> {
+        let _ = (offset, into);
+        Ok(false)
+    }
     /// The file's length in bytes.
     fn len_bytes(&self) -> u64;
 }
@@ -45,6 +52,17 @@ impl PageFile for MappedFile {
 
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), IoFailure> {
         self.file.read_exact_at(into, offset).map_err(|error| IoFailure::of(&error))
+    }
+
+    fn read_cached(&self, offset: u64, into: &mut [u8]) -> Result<bool, IoFailure> {
+        let len = into.len();
+        let mut into = [IoSliceMut::new(into)];
+        match rustix::io::preadv2(&self.file, &mut into, offset, ReadWriteFlags::NOWAIT) {
+            Ok(read) => Ok(read == len),
+            // The kernel would have to wait, or can't tell.
+            Err(Errno::AGAIN | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INTR) => Ok(false),
+            Err(error) => Err(IoFailure::of(&error.into())),
+        }
     }
 
     fn len_bytes(&self) -> u64 {

@@ -3,7 +3,7 @@
 use crate::arena::{Arena, Place};
 use crate::codec::{to_u64, to_usize};
 use crate::file::PageFile;
-use crate::io::PageError;
+use crate::io::{IoFailure, PageError};
 use crate::limits;
 use crate::map::{PAGE_SIZE, PageBytes};
 use crate::page::{self, CAPACITY, Extent, HEADER_SIZE, Kind};
@@ -54,18 +54,33 @@ impl Pages {
 
     /// Reads a page and verifies it, and what follows in the same extent. Blocks.
     pub(crate) fn load(&self, id: PageId) -> Result<(), PageError> {
-        let after = self.load_one(id)?;
-        for step in 1..=after.min(limits::READ_AHEAD_PAGES) {
-            let next = PageId { number: id.number + step, birth: id.birth };
-            if self.arena.place(next.number) == Place::Unverified {
-                self.load_one(next)?;
-            }
-        }
-        Ok(())
+        let read = |offset, bytes: &mut [u8]| self.file.read(offset, bytes).map(|()| true);
+        self.load_by(id, read).map(|loaded| assert!(loaded, "a read that may wait is complete"))
     }
 
-    /// Loads one page; tells how many pages of the same extent follow it.
-    fn load_one(&self, id: PageId) -> Result<u32, PageError> {
+    /// Does as [`Pages::load`] does without waiting; false where it would have to.
+    pub(crate) fn load_cached(&self, id: PageId) -> Result<bool, PageError> {
+        self.load_by(id, |offset, bytes| self.file.read_cached(offset, bytes))
+    }
+
+    /// Loads a page, and what follows in the same extent as far as `read` gives it; false if it does not give the page.
+    fn load_by(&self, id: PageId, read: impl Fn(u64, &mut [u8]) -> Result<bool, IoFailure>) -> Result<bool, PageError> {
+        let Some(after) = self.load_one(id, &read)? else { return Ok(false) };
+        for step in 1..=after.min(limits::READ_AHEAD_PAGES) {
+            let next = PageId { number: id.number + step, birth: id.birth };
+            if self.arena.place(next.number) == Place::Unverified && self.load_one(next, &read)?.is_none() {
+                break;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Loads one page; tells how many pages of the same extent follow it, or nothing if `read` does not give it.
+    fn load_one(
+        &self,
+        id: PageId,
+        read: impl Fn(u64, &mut [u8]) -> Result<bool, IoFailure>,
+    ) -> Result<Option<u32>, PageError> {
         let offset = offset_of(id.number);
         let damaged = |reason| PageError::Damaged { page: id, offset, reason };
         if to_usize(id.number) >= self.file.map().page_count() {
@@ -74,15 +89,17 @@ impl Pages {
         match self.arena.place(id.number) {
             Place::Nowhere => return Err(damaged("its pointer leads to a page that is not in use")),
             Place::Mapped | Place::Frame(_) => {
-                return self.get(id).map(|_| 0).map_err(|_| damaged("it is another version: a lost write"));
+                return self.get(id).map(|_| Some(0)).map_err(|_| damaged("it is another version: a lost write"));
             }
             Place::Unverified => (),
         }
         let mut bytes = [0; PAGE_SIZE];
-        self.file.read(offset, &mut bytes).map_err(|source| PageError::Unreadable { page: id, offset, source })?;
+        if !read(offset, &mut bytes).map_err(|source| PageError::Unreadable { page: id, offset, source })? {
+            return Ok(None);
+        }
         page::verify(&bytes, id, self.seed).map_err(damaged)?;
         self.arena.set_verified(id.number);
-        Ok(if page::is_kind(&bytes, Kind::Extent) { page::extent_pages_after(&bytes) } else { 0 })
+        Ok(Some(if page::is_kind(&bytes, Kind::Extent) { page::extent_pages_after(&bytes) } else { 0 }))
     }
 
     /// Reads a page of the file again and verifies what can be verified without its pointer. A page that has moved or

@@ -437,6 +437,12 @@ impl Reader {
         self.shared.pages.load(page)
     }
 
+    /// Does as [`Reader::load`] does if that needs no waiting, because the kernel has the page in its cache; false
+    /// otherwise.
+    pub fn load_cached(&self, page: PageId) -> Result<bool, PageError> {
+        self.shared.pages.load_cached(page)
+    }
+
     /// Reads pages that [`Index::pages_in_file`](crate::Index::pages_in_file) named again and verifies them; blocks.
     /// It finds rot in pages that nobody reads, while other copies still exist.
     pub fn scrub(&self, pages: &[u32]) -> Result<(), PageError> {

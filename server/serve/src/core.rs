@@ -161,6 +161,11 @@ impl Core {
     /// something else until then. A page that can't be read or fails its checksum ends the process: it is never served.
     pub async fn load(&self, snapshot: Snapshot, need: NeedPage) {
         let reader = self.0.reader.clone();
+        match reader.load_cached(need.0) {
+            Ok(true) => return,
+            Ok(false) => {}
+            Err(error) => self.0.edge.fatal(error.to_string()),
+        }
         let failure = Arc::new(std::sync::Mutex::new(None));
         let outcome = failure.clone();
         let work = move || {
