@@ -31,6 +31,10 @@ const GROUP_WORDS: usize = GROUP_PAGES.div_ceil(64) as usize;
 /// Groups looked at for a run of pages before the file grows instead.
 const RUN_GROUPS_TRIED: usize = 4;
 
+/// The fixed pages in the first word of a group.
+const FIXED_MASK: u64 = (1 << GROUP_FIXED_PAGES) - 1;
+
+const _: () = assert!(GROUP_FIXED_PAGES < u64::BITS);
 const _: () = assert!(HEADER_SIZE + BITMAP_SIZE <= PAGE_SIZE);
 const _: () = assert!(HEADER_SIZE + SPAN_GROUPS as usize * DIRECTORY_ENTRY_SIZE <= PAGE_SIZE);
 const _: () = assert!(META_SLOTS <= BITMAP_AT[0] && DIRECTORY_AT[1] < GROUP_FIXED_PAGES);
@@ -267,27 +271,35 @@ impl Space {
 
     /// Moves the end of the used part; what lies between is free, but for the fixed pages.
     fn extend_to(&mut self, page_end: u32) {
-        for page in self.page_end..page_end {
-            let (group, word, mask) = bit(page);
-            if group == self.groups.len() {
-                let full = || vec![u64::MAX; GROUP_WORDS].into_boxed_slice().try_into().expect("as many words");
-                let none = || vec![0; GROUP_WORDS].into_boxed_slice().try_into().expect("as many words");
-                self.groups.push(Group { live: none(), busy: full(), free_count: 0, shadow: Shadow::default() });
-                let spans = self.groups.len().div_ceil(to_usize(SPAN_GROUPS));
-                assert!(spans <= SPANS_MAX, "the meta page has room for the directories of 1 TiB");
-                self.spans.resize(spans, Shadow::default());
+        while self.page_end < page_end {
+            let (number, word, _) = bit(self.page_end);
+            if number == self.groups.len() {
+                self.add_group();
             }
-            if Space::is_fixed(page) {
-                self.groups[group].live[word] |= mask;
-                self.live_count += 1;
-            } else {
-                self.groups[group].busy[word] &= !mask;
-                self.groups[group].free_count += 1;
-                self.free_count += 1;
-            }
-            self.changed.insert(to_u32(group));
+            // As far as the word reaches.
+            let within = self.page_end % 64;
+            let count = (64 - within).min(page_end - self.page_end);
+            let mask = (u64::MAX >> (64 - count)) << within;
+            let fixed = if word == 0 { mask & FIXED_MASK } else { 0 };
+            let group = &mut self.groups[number];
+            group.live[word] |= fixed;
+            self.live_count += fixed.count_ones();
+            group.busy[word] &= !(mask & !fixed);
+            let free = (mask & !fixed).count_ones();
+            group.free_count += free;
+            self.free_count += free;
+            self.changed.insert(to_u32(number));
+            self.page_end += count;
         }
-        self.page_end = page_end;
+    }
+
+    fn add_group(&mut self) {
+        let full = || vec![u64::MAX; GROUP_WORDS].into_boxed_slice().try_into().expect("as many words");
+        let none = || vec![0; GROUP_WORDS].into_boxed_slice().try_into().expect("as many words");
+        self.groups.push(Group { live: none(), busy: full(), free_count: 0, shadow: Shadow::default() });
+        let spans = self.groups.len().div_ceil(to_usize(SPAN_GROUPS));
+        assert!(spans <= SPANS_MAX, "the meta page has room for the directories of 1 TiB");
+        self.spans.resize(spans, Shadow::default());
     }
 
     /// The changed pages of the free map as a checkpoint writes them, and the directories' shadows for its meta page.
