@@ -3,7 +3,7 @@
 //! It fills KEYS keys (1,000,000 by default) with 300-byte values, then measures random puts in published batches of
 //! 100 with checkpoints driven between them, lookups, counts, scans, pins, and opening with cold pages. Times are the
 //! thread's processor time, but for those of the disk.
-#![allow(clippy::disallowed_methods, clippy::print_stdout)]
+#![allow(clippy::disallowed_methods, clippy::print_stdout, clippy::cast_possible_truncation)]
 
 use garboard_storage::{
     Applied, Bounds, Index, IndexConfig, IndexIo, IoFailure, IoOp, MappedFile, PageFile, Reader, Revision, limits,
@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 
 const VALUE: [u8; 300] = [b'v'; 300];
 const BATCH: u64 = 100;
+/// Revisions that one step of compaction looks at, as a member does.
+const STEP_RECORDS: usize = 64;
 
 struct Bench {
     index: Index,
@@ -261,21 +263,29 @@ fn main() {
     bench.index.set_compacted(bench.revision - 1_000);
     bench.publish();
     let started = Instant::now();
-    let (mut longest, mut total) = (Duration::ZERO, Duration::ZERO);
-    let mut steps = 0;
+    let mut steps = Vec::new();
     while bench.index.compaction_pending() {
         let step = now();
-        bench.index.compaction_step(100).expect("resident");
-        longest = longest.max(now() - step);
-        total += now() - step;
-        steps += 1;
+        bench.index.compaction_step(STEP_RECORDS).expect("resident");
+        steps.push(now() - step);
         if bench.index.wants_checkpoint() {
             bench.index.start_checkpoint(b"anchor", b"conf");
         }
         bench.io();
         while bench.index.must_wait() && bench.io() {}
     }
-    println!("compaction: {steps} steps of 100 in {total:?} (with i/o {:?}), longest {longest:?}", started.elapsed());
+    steps.sort();
+    let at = |share: f64| steps.get((steps.len() as f64 * share) as usize).copied().unwrap_or_default();
+    println!(
+        "compaction: {} steps of {STEP_RECORDS} in {:?} (with i/o {:?}); a step p50 {:?}, p99 {:?}, p99.9 {:?}, longest {:?}",
+        steps.len(),
+        steps.iter().sum::<Duration>(),
+        started.elapsed(),
+        at(0.5),
+        at(0.99),
+        at(0.999),
+        steps.last().copied().unwrap_or_default(),
+    );
     bench.checkpoint();
     println!("{:?}", bench.index.size());
 

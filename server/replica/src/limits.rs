@@ -38,7 +38,7 @@ pub const READ_INDEX_RETRY: Duration = Duration::from_millis(500);
 pub const APPLY_BATCH_COMMANDS: usize = 1_024;
 
 /// Revisions examined by one step of physical compaction.
-pub const COMPACTION_STEP_RECORDS: usize = 128;
+pub const COMPACTION_STEP_RECORDS: usize = 64;
 
 /// Pause between two steps of physical compaction.
 pub const COMPACTION_PAUSE: Duration = Duration::from_millis(1);
