@@ -151,6 +151,7 @@ impl Home {
                 serve()?;
             }
             let stopping = self.shared.stopping.load(Ordering::Relaxed);
+            index_queue.0.stopping.set(stopping);
             if stopping && self.member.is_quiet() && self.member.prepare_stop(now) {
                 return Ok(());
             }
@@ -336,8 +337,10 @@ struct IndexQueue(Rc<IndexQueueState>);
 #[derive(Default)]
 struct IndexQueueState {
     waiting: RefCell<VecDeque<IndexIo>>,
-    /// Whether writers wait for the checkpoint.
+    /// Whether writers wait for the checkpoint, or the log outruns it.
     hurried: Cell<bool>,
+    /// Whether the server is about to stop.
+    stopping: Cell<bool>,
     waker: Cell<Option<Waker>>,
 }
 
@@ -371,8 +374,10 @@ async fn write_index(queue: IndexQueue, file: IndexFile, inbox: Inbox, edge: Rc<
         let IndexIo { id, op } = queue.next().await;
         let target = file.clone();
         let is_write = matches!(op, IoOp::Write { .. });
+        // The last checkpoint stands in nobody's way.
+        let wait = !queue.0.stopping.get();
         let work = move || match op {
-            IoOp::Write { offset, bytes } => target.write(offset, &bytes),
+            IoOp::Write { offset, bytes } => target.write(offset, &bytes, wait),
             IoOp::Sync => target.sync(),
             IoOp::Grow { new_size } => target.grow(new_size),
         };

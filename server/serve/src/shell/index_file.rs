@@ -51,14 +51,14 @@ impl IndexFile {
         &self.path
     }
 
-    /// Writes bytes and waits until the kernel has handed them to the device, so that little is on its way at any time
-    /// and a later sync finds little left to do. They are not durable before that sync.
+    /// Writes bytes and has the kernel hand them to the device. With `wait` it waits for that, so that little is on its way
+    /// at any time and a later sync finds little left to do. They are not durable before that sync.
     ///
     /// # Errors
     /// What the file system answers.
-    pub fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+    pub fn write(&self, offset: u64, bytes: &[u8], wait: bool) -> io::Result<()> {
         self.file.write_all_at(bytes, offset)?;
-        write_back(&self.file, offset, bytes.len())
+        write_back(&self.file, offset, bytes.len(), wait)
     }
 
     /// Makes everything written durable.
@@ -87,17 +87,18 @@ impl IndexFile {
     }
 }
 
-/// Has the kernel write a range back, and waits for it.
+/// Has the kernel write a range back, and waits for it if asked to.
 ///
 /// # Errors
 /// What the device answers. It must not be passed over: the kernel tells an open file of a failed write once, and a later
 /// sync would succeed.
 #[allow(unsafe_code)]
-fn write_back(file: &File, offset: u64, len: usize) -> io::Result<()> {
+fn write_back(file: &File, offset: u64, len: usize, wait: bool) -> io::Result<()> {
     use std::os::fd::AsRawFd;
     let offset = i64::try_from(offset).map_err(io::Error::other)?;
     let len = i64::try_from(len).map_err(io::Error::other)?;
-    let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    let waits = if wait { libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WAIT_AFTER } else { 0 };
+    let flags = libc::SYNC_FILE_RANGE_WRITE | waits;
     // SAFETY: the descriptor is open for the length of the call, and no memory is passed.
     let outcome = unsafe { libc::sync_file_range(file.as_raw_fd(), offset, len, flags) };
     if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
