@@ -8,7 +8,7 @@
 use std::alloc::System;
 use std::any::Any;
 use std::path::Path;
-use std::sync::Once;
+use std::sync::{Mutex, Once};
 
 use cap::Cap;
 
@@ -36,25 +36,10 @@ impl Target {
     pub const fn new(name: &'static str, run: fn(&[u8]), memory_bytes: fn(usize) -> usize) -> Target {
         Target { name, run, memory_bytes, stops_with: None }
     }
-}
 
-impl Target {
-    /// Runs one input within its memory bound. The first run of all is preceded by one of no bytes and without a bound:
-    /// it makes what targets keep between runs.
+    /// Runs one input within its memory bound.
     pub fn run(&self, data: &[u8]) {
-        static FIRST: Once = Once::new();
-        FIRST.call_once(|| {
-            let hook = std::panic::take_hook();
-            let stops_with = self.stops_with;
-            std::panic::set_hook(Box::new(move |panic| {
-                // What tells of a panic may need memory.
-                ALLOCATOR.set_limit(usize::MAX).expect("no bound");
-                if !is_stop(panic.payload(), stops_with) {
-                    hook(panic);
-                }
-            }));
-            (self.run)(&[]);
-        });
+        self.prepare();
         let bound = ALLOCATOR.allocated().saturating_add((self.memory_bytes)(data.len()));
         ALLOCATOR.set_limit(bound).expect("a bound above what is allocated");
         if self.stops_with.is_none() {
@@ -66,7 +51,33 @@ impl Target {
         }
         ALLOCATOR.set_limit(usize::MAX).expect("no bound");
     }
+
+    /// Before a target's first input comes a run of no bytes and without a bound: it makes what the target keeps.
+    fn prepare(&self) {
+        static HOOK: Once = Once::new();
+        let mut current = CURRENT.lock().expect("nothing panics while it is held");
+        if current.is_some_and(|target| target.name == self.name) {
+            return;
+        }
+        *current = Some(*self);
+        drop(current);
+        HOOK.call_once(|| {
+            let hook = std::panic::take_hook();
+            std::panic::set_hook(Box::new(move |panic| {
+                // What tells of a panic may need memory.
+                ALLOCATOR.set_limit(usize::MAX).expect("no bound");
+                let current = *CURRENT.lock().expect("nothing panics while it is held");
+                if !is_stop(panic.payload(), current.and_then(|target| target.stops_with)) {
+                    hook(panic);
+                }
+            }));
+        });
+        (self.run)(&[]);
+    }
 }
+
+/// The target that was run last.
+static CURRENT: Mutex<Option<Target>> = Mutex::new(None);
 
 /// Whether a panic's text says that it is a stop on purpose.
 fn is_stop(panic: &(dyn Any + Send), stops_with: Option<&str>) -> bool {
