@@ -69,9 +69,12 @@ impl Arena {
         unsafe { &*self.places.as_ptr().cast::<AtomicU32>().add(to_usize(page)) }
     }
 
-    /// Where a page's content is.
+    /// Where a page's content is. No page lies outside the reserved range, whatever a pointer says.
     #[inline]
     pub(crate) fn place(&self, page: u32) -> Place {
+        if page >= self.page_count {
+            return Place::Nowhere;
+        }
         Place::decode(self.word(page).load(Ordering::Acquire))
     }
 

@@ -3,7 +3,7 @@
 //! Numbers are varints, and a revision that lies before another is kept as the distance. Bytes come from a verified
 //! page, so that an entry which does not decode is a bug: it stops the process and is never served.
 
-use crate::codec::{put_varint, take_varint, to_u32, to_u64, to_usize, unzigzag, zigzag};
+use crate::codec::{put_varint, take_varint, to_u64, to_usize, unzigzag, zigzag};
 use crate::types::{Revision, Version};
 
 /// A key in *revisions*.
@@ -21,7 +21,8 @@ const KEY_BESIDE: u8 = 1 << 5;
 /// The steps of the long jumps, in versions: every sixteenth, every 256th, every 4,096th version is an anchor.
 const ANCHOR_STEPS: [u64; 3] = [1 << 4, 1 << 8, 1 << 12];
 
-const SOUND: &str = "an entry of a verified page decodes";
+/// What a panic says that stops the process over such an entry.
+pub(crate) const SOUND: &str = "an entry of a verified page decodes";
 
 /// The big-endian key of a revision, in the order of revisions.
 pub(crate) fn revision_key(revision: Revision) -> [u8; REVISION_KEY_SIZE] {
@@ -34,8 +35,11 @@ pub(crate) fn revision_key(revision: Revision) -> [u8; REVISION_KEY_SIZE] {
 
 /// The revision of a key of *revisions*.
 pub(crate) fn revision_of_key(key: &[u8]) -> Revision {
-    let main = i64::from_be_bytes(key[..8].try_into().expect(SOUND));
-    let sub = u32::from_be_bytes(key[8..].try_into().expect(SOUND));
+    let key: &[u8; REVISION_KEY_SIZE] = key.try_into().expect(SOUND);
+    let (main, sub) = key.split_first_chunk::<8>().expect("a revision's key has twelve bytes");
+    let main = i64::from_be_bytes(*main);
+    let sub = u32::from_be_bytes(sub.try_into().expect("twelve bytes without eight"));
+    assert!(main >= 0, "{SOUND}");
     Revision { main, sub: i64::from(sub) }
 }
 
@@ -47,8 +51,13 @@ fn take_u64(from: &mut &[u8]) -> u64 {
     take_varint(from).expect(SOUND)
 }
 
+/// A revision, a version or a distance: none is negative, so that the difference of two never overflows.
 fn take_i64(from: &mut &[u8]) -> i64 {
-    take_u64(from).cast_signed()
+    i64::try_from(take_u64(from)).expect(SOUND)
+}
+
+fn take_sub(from: &mut &[u8]) -> i64 {
+    i64::from(u32::try_from(take_u64(from)).expect(SOUND))
 }
 
 fn take_flags(from: &mut &[u8]) -> u8 {
@@ -57,7 +66,7 @@ fn take_flags(from: &mut &[u8]) -> u8 {
     flags
 }
 
-/// A revision before `later`.
+/// A revision before `later`, or the same.
 fn put_earlier(into: &mut Vec<u8>, later: Revision, revision: Revision) {
     put_i64(into, later.main - revision.main);
     put_i64(into, revision.sub);
@@ -65,7 +74,9 @@ fn put_earlier(into: &mut Vec<u8>, later: Revision, revision: Revision) {
 
 fn take_earlier(from: &mut &[u8], later: Revision) -> Revision {
     let main = later.main - take_i64(from);
-    Revision { main, sub: take_i64(from) }
+    let earlier = Revision { main, sub: take_sub(from) };
+    assert!(main >= 0 && earlier <= later, "{SOUND}");
+    earlier
 }
 
 fn put_metadata(into: &mut Vec<u8>, version: &Version) {
@@ -164,7 +175,7 @@ impl Newest {
     fn take_version(from: &mut &[u8]) -> Version {
         let flags = take_flags(from);
         let main = take_i64(from);
-        let sub = if flags & SUB != 0 { take_i64(from) } else { 0 };
+        let sub = if flags & SUB != 0 { take_sub(from) } else { 0 };
         take_metadata(from, flags, Revision { main, sub })
     }
 
@@ -175,7 +186,7 @@ impl Newest {
 
     /// Whether an entry of *current* counts as a live key.
     pub(crate) fn is_live(bytes: &[u8]) -> bool {
-        bytes[0] & DELETED == 0
+        bytes.first().expect(SOUND) & DELETED == 0
     }
 }
 
@@ -224,9 +235,11 @@ impl<'a> RecordHead<'a> {
         let version = take_metadata(from, flags, revision);
         let previous = (flags & PREVIOUS != 0).then(|| take_earlier(from, revision));
         let jump = (flags & JUMP != 0).then(|| take_earlier(from, revision));
-        let key_len = to_u32(usize::try_from(take_u64(from)).expect(SOUND));
+        // So a walk back through a key's versions ends.
+        assert!([previous, jump].into_iter().flatten().all(|earlier| earlier < revision), "{SOUND}");
+        let key_len = u32::try_from(take_u64(from)).expect(SOUND);
         let (key, rest) = if flags & KEY_BESIDE != 0 {
-            let (key, rest) = from.split_at(to_usize(key_len));
+            let (key, rest) = from.split_at_checked(to_usize(key_len)).expect(SOUND);
             (Some(key), rest)
         } else {
             (None, *from)

@@ -20,6 +20,8 @@ mod codec;
 mod edit;
 mod entry;
 mod file;
+#[cfg(feature = "fuzz")]
+pub mod fuzz;
 pub mod hash;
 mod index;
 mod io;

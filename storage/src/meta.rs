@@ -9,8 +9,10 @@ use crate::codec::{get_u16, get_u32, get_u64, set_u16, set_u32, set_u64, to_usiz
 use crate::io::OpenError;
 use crate::limits::{ANCHOR_BYTES_MAX, CONF_BYTES_MAX};
 use crate::map::{PAGE_SIZE, PageBytes};
+use crate::page::CHILD_COUNT_MAX;
 use crate::pins::{Root, TreeRoot};
-use crate::space::{META_SLOTS, SPANS_MAX, Shadow};
+use crate::space::{GROUP_FIXED_PAGES, META_SLOTS, SPAN_PAGES, SPANS_MAX, Shadow};
+use crate::tree::HEIGHT_MAX;
 use crate::types::{Applied, Revision};
 use bytes::Bytes;
 
@@ -44,6 +46,9 @@ const AT_CONF_LEN: usize = 196;
 const AT_SPANS: usize = 200;
 const AT_ANCHOR: usize = AT_SPANS + 8 * SPANS_MAX;
 const AT_CONF: usize = AT_ANCHOR + ANCHOR_BYTES_MAX;
+
+/// No generation, root or index of the log reaches this, so that counting on never overflows.
+const COUNTER_MAX: u64 = 1 << 62;
 
 const _: () = assert!(AT_TREES + 3 * TREE_SIZE == AT_SPAN_COUNT);
 const _: () = assert!(AT_CONF + CONF_BYTES_MAX <= PAGE_SIZE);
@@ -81,8 +86,25 @@ pub(crate) fn slot_of(generation: u64, copy: u32) -> u32 {
 }
 
 impl Meta {
+    /// Whether the fields are in their bounds and agree with each other.
+    fn is_plausible(&self) -> bool {
+        let Root { sequence, applied, revision, compacted, finished, scanned_to, .. } = self.root;
+        let counters = [self.generation, sequence, applied.index, applied.term];
+        let trees = self.root.trees();
+        counters.iter().all(|counter| *counter < COUNTER_MAX)
+            && revision >= 0
+            && (-1..=revision).contains(&compacted)
+            && (-1..=compacted).contains(&finished)
+            && scanned_to.main >= 0
+            && u32::try_from(scanned_to.sub).is_ok()
+            && trees.iter().all(|tree| to_usize(tree.height) <= HEIGHT_MAX && tree.count <= CHILD_COUNT_MAX)
+            && self.page_end >= GROUP_FIXED_PAGES
+            && self.spans.len() == to_usize(self.page_end.div_ceil(SPAN_PAGES))
+    }
+
     /// The page for one slot. The file's identity is in it, and seeds no checksum here: it is read before it is known.
     pub(crate) fn encode(&self, copy: u32) -> Box<PageBytes> {
+        assert!(self.is_plausible(), "a meta page that would be refused is never written");
         let mut page = Box::new([0; PAGE_SIZE]);
         let bytes = page.as_mut_slice();
         set_u32(bytes, AT_FORMAT, FORMAT_VERSION);
@@ -116,9 +138,18 @@ impl Meta {
         }
         bytes[AT_ANCHOR..AT_ANCHOR + self.anchor.len()].copy_from_slice(&self.anchor);
         bytes[AT_CONF..AT_CONF + self.conf.len()].copy_from_slice(&self.conf);
-        let checksum = crc32c::crc32c(&bytes[AT_FORMAT..]);
-        set_u32(bytes, AT_CHECKSUM, checksum);
+        sign(&mut page);
         page
+    }
+
+    /// Says that a page is the slot of this number, of a generation that belongs there.
+    #[cfg(feature = "fuzz")]
+    pub(crate) fn claim(page: &mut PageBytes, slot: u32) {
+        let bytes = page.as_mut_slice();
+        set_u32(bytes, AT_FORMAT, FORMAT_VERSION);
+        bytes[AT_MAGIC..AT_MAGIC + 8].copy_from_slice(&MAGIC);
+        set_u32(bytes, AT_SLOT, slot);
+        bytes[AT_GENERATION] = bytes[AT_GENERATION] & !1 | u8::from(slot >= 2);
     }
 
     /// What a slot of the file holds.
@@ -157,7 +188,7 @@ impl Meta {
             current: tree(1),
             system: tree(2),
         };
-        Slot::Valid(Box::new(Meta {
+        let meta = Meta {
             generation,
             cluster_id: word(AT_CLUSTER),
             member_id: word(AT_MEMBER),
@@ -167,8 +198,15 @@ impl Meta {
             spans: (0..spans).map(|i| Shadow::from_word(word(AT_SPANS + 8 * i))).collect(),
             anchor: Bytes::copy_from_slice(&page[AT_ANCHOR..AT_ANCHOR + anchor]),
             conf: Bytes::copy_from_slice(&page[AT_CONF..AT_CONF + conf]),
-        }))
+        };
+        if meta.is_plausible() { Slot::Valid(Box::new(meta)) } else { Slot::Bad }
     }
+}
+
+/// Sets the checksum over everything behind it.
+pub(crate) fn sign(page: &mut PageBytes) {
+    let checksum = crc32c::crc32c(&page[AT_FORMAT..]);
+    set_u32(page, AT_CHECKSUM, checksum);
 }
 
 /// The seed of the checksums of all other pages.

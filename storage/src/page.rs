@@ -30,6 +30,8 @@ pub(crate) const EXTENT_REF_SIZE: usize = 16;
 /// A child pointer: page, birth, live entries below.
 pub(crate) const CHILD_SIZE: usize = 20;
 const SLOT_SIZE: usize = 2;
+/// More entries than lie below any page, so that sums of a few of these never overflow.
+pub(crate) const CHILD_COUNT_MAX: u64 = 1 << 48;
 
 const AT_CHECKSUM: usize = 0;
 const AT_NUMBER: usize = 4;
@@ -507,7 +509,13 @@ fn verify_cells(page: &PageBytes) -> Result<(), &'static str> {
     if get_u16(page, AT_PREFIX) > KEY_INLINE_MAX || heap > PAGE_SIZE || slot_at(page, count) > heap {
         return Err(WRONG);
     }
+    if get_u16(page, AT_GARBAGE) > PAGE_SIZE - heap {
+        return Err("it has more garbage than cells");
+    }
     let branch = is_kind(page, Kind::Branch);
+    if branch && count == 0 {
+        return Err("it is a branch without children");
+    }
     for slot in 0..count {
         let at = cell_at(page, slot);
         if at < heap || at + 4 > PAGE_SIZE {
@@ -516,6 +524,9 @@ fn verify_cells(page: &PageBytes) -> Result<(), &'static str> {
         let (_, _, value_at, _, value_extent, end) = parts(page, slot);
         if end > PAGE_SIZE || (branch && (value_extent || end - value_at != CHILD_SIZE)) {
             return Err(WRONG);
+        }
+        if branch && child(page, slot).count > CHILD_COUNT_MAX {
+            return Err("it counts more entries than a file can hold");
         }
     }
     Ok(())

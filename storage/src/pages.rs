@@ -2,6 +2,7 @@
 
 use crate::arena::{Arena, Place};
 use crate::codec::{to_u64, to_usize};
+use crate::entry::SOUND;
 use crate::file::PageFile;
 use crate::io::{IoFailure, PageError};
 use crate::limits;
@@ -67,7 +68,7 @@ impl Pages {
     fn load_by(&self, id: PageId, read: impl Fn(u64, &mut [u8]) -> Result<bool, IoFailure>) -> Result<bool, PageError> {
         let Some(after) = self.load_one(id, &read)? else { return Ok(false) };
         for step in 1..=after.min(limits::READ_AHEAD_PAGES) {
-            let next = PageId { number: id.number + step, birth: id.birth };
+            let next = PageId { number: id.number.saturating_add(step), birth: id.birth };
             if self.arena.place(next.number) == Place::Unverified && self.load_one(next, &read)?.is_none() {
                 break;
             }
@@ -135,7 +136,9 @@ impl Pages {
     fn extent(&self, extent: Extent) -> impl Iterator<Item = Paged<&[u8]>> {
         let len = to_usize(extent.len);
         (0..extent_pages(extent.len)).map(move |index| {
-            let page = self.get(PageId { number: extent.first.number + index, birth: extent.first.birth })?;
+            let number = extent.first.number.saturating_add(index);
+            let page = self.get(PageId { number, birth: extent.first.birth })?;
+            assert!(page::is_kind(page, Kind::Extent), "{SOUND}");
             let held = (len - to_usize(index) * CAPACITY).min(CAPACITY);
             Ok(&page[HEADER_SIZE..HEADER_SIZE + held])
         })

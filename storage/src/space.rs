@@ -6,8 +6,10 @@
 
 use crate::canary::{self, Canary};
 use crate::codec::{get_u32, get_u64, set_u32, set_u64, to_u32, to_u64, to_usize};
+use crate::io::PageError;
 use crate::map::{PAGE_SIZE, PageBytes};
 use crate::page::{self, HEADER_SIZE, Kind};
+use crate::pages::offset_of;
 use crate::types::PageId;
 use std::collections::BTreeSet;
 
@@ -23,6 +25,8 @@ const BITMAP_AT: [u32; 2] = [4, 5];
 const DIRECTORY_AT: [u32; 2] = [6, 7];
 /// Groups of a span, one directory entry each.
 pub(crate) const SPAN_GROUPS: u32 = 256;
+/// Pages of a span.
+pub(crate) const SPAN_PAGES: u32 = SPAN_GROUPS * GROUP_PAGES;
 /// Directory entries of the meta page.
 pub(crate) const SPANS_MAX: usize = 64;
 const DIRECTORY_ENTRY_SIZE: usize = 12;
@@ -359,11 +363,11 @@ impl Space {
     }
 
     /// Rebuilds the free map from the file: `read` gives the verified page that a pointer names.
-    pub(crate) fn open<E>(
+    pub(crate) fn open(
         page_end: u32,
         spans: &[Shadow],
-        mut read: impl FnMut(PageId, Kind) -> Result<Box<PageBytes>, E>,
-    ) -> Result<Space, E> {
+        mut read: impl FnMut(PageId, Kind) -> Result<Box<PageBytes>, PageError>,
+    ) -> Result<Space, PageError> {
         let mut space = Space::new();
         space.extend_to(page_end);
         space.changed.clear();
@@ -381,19 +385,25 @@ impl Space {
             let shadow = Shadow::from_word(get_u64(directory.as_slice(), at));
             let id = PageId { number: bitmap_page(number, shadow.copy), birth: shadow.birth };
             let bitmap = read(id, Kind::Bitmap)?;
-            space.adopt(number, shadow, &bitmap, get_u32(directory.as_slice(), at + 8));
+            if !space.adopt(number, shadow, &bitmap, get_u32(directory.as_slice(), at + 8)) {
+                let reason = "it does not hold as many pages as its directory counts";
+                return Err(PageError::Damaged { page: id, offset: offset_of(id.number), reason });
+            }
         }
         Ok(space)
     }
 
-    fn adopt(&mut self, number: u32, shadow: Shadow, bitmap: &PageBytes, live: u32) {
+    /// Takes a group's bitmap over; false if the directory counts another number of pages in it.
+    fn adopt(&mut self, number: u32, shadow: Shadow, bitmap: &PageBytes, live: u32) -> bool {
         let group = &mut self.groups[to_usize(number)];
         let before: u32 = group.live.iter().map(|word| word.count_ones()).sum();
         for (word, bytes) in group.live.iter_mut().zip(bitmap[HEADER_SIZE..].chunks_exact(8)) {
             *word = u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
         }
         let after: u32 = group.live.iter().map(|word| word.count_ones()).sum();
-        assert!(after == live, "the directory counts what the bitmap of group {number} holds");
+        if after != live {
+            return false;
+        }
         for (busy, live) in group.busy.iter_mut().zip(group.live.iter()) {
             *busy |= live;
         }
@@ -402,6 +412,7 @@ impl Space {
         self.live_count = self.live_count + after - before;
         group.free_count = free;
         group.shadow = shadow;
+        true
     }
 
     /// Whether the counts agree with the bitmaps, and every page in use is out of use for others.

@@ -1,7 +1,7 @@
 //! Walks through a tree: search, stepping, counting. They read pages and change nothing.
 
 use crate::codec::{common_prefix, to_u64};
-use crate::entry::Newest;
+use crate::entry::{Newest, SOUND};
 use crate::map::PageBytes;
 use crate::page::{self, Cell};
 use crate::pages::Pages;
@@ -75,6 +75,24 @@ impl Path {
     }
 }
 
+/// A page of the kind that its place in the tree says it has: no page of another is walked.
+#[inline]
+fn get_kind(pages: &Pages, id: PageId, kind: page::Kind) -> Paged<&PageBytes> {
+    let page = pages.get(id)?;
+    assert!(page::is_kind(page, kind), "{SOUND}");
+    Ok(page)
+}
+
+#[inline]
+fn branch(pages: &Pages, id: PageId) -> Paged<&PageBytes> {
+    get_kind(pages, id, page::Kind::Branch)
+}
+
+#[inline]
+fn leaf(pages: &Pages, id: PageId) -> Paged<&PageBytes> {
+    get_kind(pages, id, page::Kind::Leaf)
+}
+
 /// The first eight bytes, in the order of keys.
 #[inline]
 fn first_eight(bytes: &[u8]) -> Option<u64> {
@@ -142,12 +160,12 @@ pub(crate) fn seek(pages: &Pages, tree: &TreeRoot, key: &[u8]) -> Paged<Path> {
     let mut path = Path::EMPTY;
     let Some(mut id) = tree.id() else { return Ok(path) };
     for _ in 1..tree.height {
-        let page = pages.get(id)?;
+        let page = branch(pages, id)?;
         let slot = search_branch(pages, page, key)?;
         path.push(id, slot);
         id = page::child(page, slot).page;
     }
-    let page = pages.get(id)?;
+    let page = leaf(pages, id)?;
     let (slot, exact) = search_leaf(pages, page, key)?;
     path.push(id, slot);
     path.exact = exact;
@@ -159,12 +177,12 @@ pub(crate) fn seek_end(pages: &Pages, tree: &TreeRoot) -> Paged<Path> {
     let mut path = Path::EMPTY;
     let Some(mut id) = tree.id() else { return Ok(path) };
     for _ in 1..tree.height {
-        let page = pages.get(id)?;
+        let page = branch(pages, id)?;
         let slot = page::slot_count(page) - 1;
         path.push(id, slot);
         id = page::child(page, slot).page;
     }
-    path.push(id, page::slot_count(pages.get(id)?));
+    path.push(id, page::slot_count(leaf(pages, id)?));
     Ok(path)
 }
 
@@ -180,10 +198,10 @@ pub(crate) fn cell_at<'a>(pages: &'a Pages, path: &Path) -> Paged<Option<Cell<'a
 pub(crate) fn get<'a>(pages: &'a Pages, tree: &TreeRoot, key: &[u8]) -> Paged<Option<Cell<'a>>> {
     let Some(mut id) = tree.id() else { return Ok(None) };
     for _ in 1..tree.height {
-        let page = pages.get(id)?;
+        let page = branch(pages, id)?;
         id = page::child(page, search_branch(pages, page, key)?).page;
     }
-    let page = pages.get(id)?;
+    let page = leaf(pages, id)?;
     let (slot, exact) = search_leaf(pages, page, key)?;
     Ok(exact.then(|| page::cell(page, slot)))
 }
@@ -193,12 +211,12 @@ pub(crate) fn rank(pages: &Pages, tree: &TreeRoot, counted: Counted, key: &[u8])
     let Some(mut id) = tree.id() else { return Ok(0) };
     let mut below = 0;
     for _ in 1..tree.height {
-        let page = pages.get(id)?;
+        let page = branch(pages, id)?;
         let slot = search_branch(pages, page, key)?;
         below += (0..slot).map(|slot| page::child(page, slot).count).sum::<u64>();
         id = page::child(page, slot).page;
     }
-    let page = pages.get(id)?;
+    let page = leaf(pages, id)?;
     let (slot, _) = search_leaf(pages, page, key)?;
     Ok(below
         + match counted {
@@ -272,8 +290,9 @@ fn next_leaf(pages: &Pages, from: &Path, live_only: bool) -> Paged<Option<Path>>
     while path.len < from.len {
         let step = path.steps()[path.len - 1];
         let child = page::child(pages.get(step.page)?, step.slot).page;
-        let page = pages.get(child)?;
-        let slots = if page::is_kind(page, page::Kind::Branch) { page::slot_count(page) } else { 0 };
+        let is_leaf = path.len + 1 == from.len;
+        let page = if is_leaf { leaf(pages, child)? } else { branch(pages, child)? };
+        let slots = if is_leaf { 0 } else { page::slot_count(page) };
         let first = (0..slots).find(|&slot| !live_only || page::child(page, slot).count > 0);
         path.push(child, first.unwrap_or(0));
     }

@@ -1,7 +1,7 @@
 //! What a root shows: lookups, counts and cursors.
 
 use crate::codec::to_usize;
-use crate::entry::{Newest, RecordHead, revision_key, revision_of_key};
+use crate::entry::{Newest, RecordHead, SOUND, revision_key, revision_of_key};
 use crate::map::PageBytes;
 use crate::page::{self, Cell};
 use crate::pages::Pages;
@@ -19,6 +19,9 @@ pub struct View<'a> {
     pub(crate) pages: &'a Pages,
     pub(crate) root: &'a Root,
 }
+
+/// Room for a record's body that is made before its pages are read: an extent's length is not believed beyond it.
+const BODY_ROOM_BYTES: usize = 1 << 20;
 
 /// The whole key of a cell.
 fn whole_key(pages: &Pages, page: &PageBytes, cell: &Cell<'_>, into: &mut Vec<u8>) -> Paged<()> {
@@ -121,7 +124,7 @@ impl<'a> View<'a> {
         let Some((cell, head)) = self.head(revision)? else { return Ok(false) };
         match cell.value_extent {
             Some(extent) => self.pages.read_extent(extent, head.key_in_body(), into)?,
-            None => into.extend_from_slice(&head.rest[head.key_in_body()..]),
+            None => into.extend_from_slice(head.rest.get(head.key_in_body()..).expect(SOUND)),
         }
         Ok(true)
     }
@@ -137,12 +140,13 @@ impl<'a> View<'a> {
     fn whole_record(&self, cell: &Cell<'_>, head: &RecordHead<'_>) -> Paged<Record> {
         let body = match cell.value_extent {
             Some(extent) => {
-                let mut body = Vec::with_capacity(to_usize(extent.len));
+                let mut body = Vec::with_capacity(to_usize(extent.len).min(BODY_ROOM_BYTES));
                 self.pages.read_extent(extent, 0, &mut body)?;
                 Bytes::from(body)
             }
             None => Bytes::copy_from_slice(head.rest),
         };
+        assert!(head.key_in_body() <= body.len(), "{SOUND}");
         let key = head.key.map_or_else(|| body.slice(..head.key_in_body()), Bytes::copy_from_slice);
         Ok(Record {
             revision: head.version.modified,
@@ -165,7 +169,7 @@ impl<'a> View<'a> {
                 self.pages.read_extent(extent, 0, into)?;
                 into.truncate(head.key_in_body());
             }
-            (None, None) => into.extend_from_slice(&head.rest[..head.key_in_body()]),
+            (None, None) => into.extend_from_slice(head.rest.get(..head.key_in_body()).expect(SOUND)),
         }
         Ok(())
     }
@@ -269,6 +273,7 @@ impl<'a> EventCursor<'a> {
         let Some((page, cell)) = walk.entry()? else { return Ok(None) };
         let mut key = [0; crate::entry::REVISION_KEY_SIZE];
         let prefix = page::prefix(page);
+        assert!(prefix.len() + cell.suffix.len() == key.len(), "{SOUND}");
         key[..prefix.len()].copy_from_slice(prefix);
         key[prefix.len()..].copy_from_slice(cell.suffix);
         Ok(Some((cell, RecordHead::decode(revision_of_key(&key), cell.value))))
@@ -361,7 +366,7 @@ impl Counter<'_> {
             CounterState::Correct { events, count, key } => {
                 for _ in 0..budget {
                     let Some((cell, head)) = events.head()? else {
-                        return Ok(Some(u64::try_from(*count).expect("the count of a revision is not negative")));
+                        return Ok(Some(u64::try_from(*count).expect(SOUND)));
                     };
                     let created = !head.version.deleted && head.version.version == 1;
                     if created || head.version.deleted {
@@ -390,13 +395,13 @@ impl Counter<'_> {
             Some(end) => tree::rank(view.pages, current, Counted::Live, end)?,
             None => current.count,
         };
-        let count = up_to - below;
+        let count = up_to.checked_sub(below).expect(SOUND);
         if self.at >= view.root.revision {
             return Ok(Some(count));
         }
         let from = Revision { main: self.at + 1, sub: 0 };
         let older = tree::rank(view.pages, &view.root.revisions, Counted::All, &revision_key(from))?;
-        let changes = view.root.revisions.count - older;
+        let changes = view.root.revisions.count.checked_sub(older).expect(SOUND);
         self.state = if changes <= count.saturating_mul(2) + 64 {
             CounterState::Correct { events: Box::new(view.events(from)), count: count.cast_signed(), key: Vec::new() }
         } else {
