@@ -141,10 +141,10 @@ fn txn_within(request: pb::TxnRequest, budget: usize) -> Result<Txn, Error> {
 
 fn operation(request: pb::RequestOp, budget: usize) -> Result<Operation, Error> {
     match request.request {
-        Some(WireOperation::RequestRange(request)) => range(request).map(Operation::Range),
-        Some(WireOperation::RequestPut(request)) => put(request).map(Operation::Put),
-        Some(WireOperation::RequestDeleteRange(request)) => delete_range(request).map(Operation::DeleteRange),
-        Some(WireOperation::RequestTxn(request)) => txn_within(request, budget).map(Operation::Txn),
+        Some(WireOperation::RequestRange(request)) => range(*request).map(Operation::Range),
+        Some(WireOperation::RequestPut(request)) => put(*request).map(Operation::Put),
+        Some(WireOperation::RequestDeleteRange(request)) => delete_range(*request).map(Operation::DeleteRange),
+        Some(WireOperation::RequestTxn(request)) => txn_within(*request, budget).map(Operation::Txn),
         None => Err(Error::KeyNotFound),
     }
 }
@@ -261,11 +261,11 @@ mod tests {
 
     fn wire_put(key: &'static str) -> pb::RequestOp {
         let put = pb::PutRequest { key: bytes(key), ..Default::default() };
-        pb::RequestOp { request: Some(WireOperation::RequestPut(put)) }
+        pb::RequestOp { request: Some(WireOperation::RequestPut(put.into())) }
     }
 
     fn wire_nested(txn: pb::TxnRequest) -> pb::RequestOp {
-        pb::RequestOp { request: Some(WireOperation::RequestTxn(txn)) }
+        pb::RequestOp { request: Some(WireOperation::RequestTxn(txn.into())) }
     }
 
     fn success(operations: Vec<pb::RequestOp>) -> pb::TxnRequest {
@@ -329,7 +329,7 @@ mod tests {
         let nameless = pb::Compare::default();
         let named = pb::Compare { key: bytes("a"), ..Default::default() };
         let badly_sorted = pb::RangeRequest { sort_order: 9, ..wire_range("a") };
-        let badly_sorted = pb::RequestOp { request: Some(WireOperation::RequestRange(badly_sorted)) };
+        let badly_sorted = pb::RequestOp { request: Some(WireOperation::RequestRange(badly_sorted.into())) };
         // The number of operations, before anything about them.
         let many = pb::TxnRequest { compare: vec![nameless.clone(); 4], ..Default::default() };
         assert_eq!(refused(many), Error::TooManyOperations);

@@ -11,6 +11,8 @@ pub mod convert;
 mod diagnostics;
 pub mod errors;
 pub mod frames;
+#[cfg(feature = "fuzz")]
+pub mod fuzz;
 mod health;
 mod kv;
 mod lease;

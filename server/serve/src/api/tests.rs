@@ -328,10 +328,10 @@ fn transactions_that_only_read_are_answered_here_and_others_by_the_home_core() {
     let server = Server::new();
     server.put(b"a", b"1");
     let range = pb::RequestOp {
-        request: Some(pb::request_op::Request::RequestRange(pb::RangeRequest {
+        request: Some(pb::request_op::Request::RequestRange(Box::new(pb::RangeRequest {
             key: "a".into(),
             ..Default::default()
-        })),
+        }))),
     };
     let request = pb::TxnRequest { success: vec![range], ..Default::default() };
     let message: pb::TxnResponse = server.ask(TXN, &request);
@@ -341,7 +341,7 @@ fn transactions_that_only_read_are_answered_here_and_others_by_the_home_core() {
     };
     assert_eq!(inner.header, Some(pb::ResponseHeader { revision: 2, ..Default::default() }));
     assert_eq!(inner.kvs[0].value, "1");
-    let put = pb::RequestOp { request: Some(pb::request_op::Request::RequestPut(put_request("a", 1))) };
+    let put = pb::RequestOp { request: Some(pb::request_op::Request::RequestPut(put_request("a", 1).into())) };
     let request = pb::TxnRequest { success: vec![put], ..Default::default() };
     for error in [Error::NoSpace, Error::Timeout, Error::TooManyRequests] {
         *server.canned.borrow_mut() = Some(Err(error));

@@ -161,7 +161,7 @@ where
     }
 }
 
-fn watch_create(request: pb::WatchCreateRequest) -> WatchCreate {
+pub(super) fn watch_create(request: pb::WatchCreateRequest) -> WatchCreate {
     let filtered = |kind: FilterType| request.filters.contains(&kind.into());
     WatchCreate {
         watch_id: request.watch_id,
