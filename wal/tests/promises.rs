@@ -5,9 +5,7 @@ mod harness;
 use core::time::Duration;
 
 use garboard_wal::{Append, AppendNumber, Effect, HardState, Log, LogConfig, MetaFacts, Verdict};
-use harness::{
-    Shell, append, entry, genesis, presented, read_from, recover, segment_name, small, start_recovery,
-};
+use harness::{Shell, append, entry, genesis, presented, read_from, recover, segment_name, small, start_recovery};
 
 const LOG_ID: u128 = 0x1234_5678_9abc_def0;
 

@@ -1,6 +1,6 @@
 //! The log's files: carries out the log's effects with O_DIRECT and io_uring, or buffered where that is refused.
 //!
-//! Every write is synchronous, by itself or by an fdatasync linked to it, whichever the probe at start found better: its
+//! Every write is synchronous, by itself or by an fdatasync linked to it, whichever is the faster one just then: its
 //! completion means that the bytes are durable. A segment is preallocated and zero-filled before it is first used, so a
 //! write changes no metadata.
 
@@ -12,12 +12,13 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use garboard_executor::{AlignedBuffer, File, SyncForm, blocking, sleep};
+use garboard_executor::{AlignedBuffer, File, blocking, sleep};
 
 use super::data_dir::segment_path;
 use super::files;
+use super::sync_choice::SyncChoice;
 
 /// Zeros written at once while a segment is prepared.
 const FILL_CHUNK_BYTES: usize = 1 << 20;
@@ -37,7 +38,8 @@ pub struct LogFiles(Rc<Inner>);
 
 struct Inner {
     folder: PathBuf,
-    sync_form: SyncForm,
+    sync_choice: RefCell<SyncChoice>,
+    started: Instant,
     /// Whether the file system refused O_DIRECT.
     buffered: Cell<bool>,
     warned: Cell<bool>,
@@ -47,10 +49,11 @@ struct Inner {
 
 impl LogFiles {
     /// The files below a log's folder.
-    pub fn new(folder: PathBuf, sync_form: SyncForm) -> LogFiles {
+    pub fn new(folder: PathBuf) -> LogFiles {
         LogFiles(Rc::new(Inner {
             folder,
-            sync_form,
+            sync_choice: RefCell::default(),
+            started: Instant::now(),
             buffered: Cell::new(false),
             warned: Cell::new(false),
             open: RefCell::new(HashMap::new()),
@@ -163,10 +166,14 @@ impl LogFiles {
     ) -> impl Future<Output = io::Result<()>> + use<> {
         let len = buffer.len();
         let file = self.0.open.borrow().get(&(shard, segment)).cloned();
-        let under_way = file.map(|file| file.write(buffer, offset, self.0.sync_form));
+        let begun = self.0.started.elapsed();
+        let form = self.0.sync_choice.borrow().form(begun);
+        let under_way = file.map(|file| file.write(buffer, offset, form));
         let files = self.clone();
         async move {
             let (outcome, buffer) = under_way.ok_or(io::ErrorKind::NotFound)?.await;
+            let ended = files.0.started.elapsed();
+            files.0.sync_choice.borrow_mut().handle_done(ended, form, ended.saturating_sub(begun));
             files.keep(buffer);
             if outcome? != len {
                 return Err(io::Error::new(io::ErrorKind::WriteZero, "short write"));

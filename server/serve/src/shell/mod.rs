@@ -21,6 +21,7 @@ mod salvage;
 mod scrub;
 mod signals;
 mod start;
+mod sync_choice;
 mod timed_stream;
 
 use std::io;
@@ -31,7 +32,6 @@ use std::time::{Duration, Instant};
 
 use futures::channel::mpsc::{Receiver, Sender};
 use futures::{SinkExt, StreamExt};
-use garboard_executor::SyncForm;
 use garboard_replica::request::KeyspaceId;
 use garboard_storage::Reader;
 
@@ -69,20 +69,16 @@ pub fn run(config: Config) -> Result<(), StartError> {
     }
     let listeners = bind_all(&config)?;
     let mut cpus = cores::usable(config.cores.map(|cores| usize::from(cores.get())));
-    let device = probe::log_device(&cpus, dir.wal_path());
-    cpus.sort_by_key(|cpu| *cpu != device.home_core);
-    tracing::info!(
-        version = GARBOARD_VERSION,
-        "starting on processors {cpus:?}, the first is the keyspace's home; the log syncs by {:?}",
-        device.sync_form
-    );
+    // While the home core waits for its write, nothing of ours is in the way of the interrupt that ends it.
+    let home = interrupts::processor(dir.wal_path());
+    cpus.sort_by_key(|cpu| Some(*cpu) != home);
+    tracing::info!(version = GARBOARD_VERSION, "starting on processors {cpus:?}, the first is the keyspace's home");
 
     let shared = Arc::new(shared(&config, cpus.len()));
     let stop = shared.clone();
     let server = Server {
         config,
         dir,
-        sync_form: device.sync_form,
         shared,
         loads: Arc::new(cpus.iter().map(|_| CoreLoad::default()).collect()),
         started: Instant::now(),
@@ -135,7 +131,6 @@ fn listening_failed(address: &ListenAddress, source: io::Error) -> StartError {
 struct Server {
     config: Config,
     dir: DataDir,
-    sync_form: SyncForm,
     shared: Arc<Shared>,
     loads: Arc<Vec<CoreLoad>>,
     started: Instant,
@@ -189,9 +184,9 @@ async fn home_core(
     listeners: Vec<Listener>,
     opened: mpsc::Sender<Reader>,
 ) -> Result<(), StartError> {
-    let Server { config, dir, sync_form, shared, loads, started } = server;
+    let Server { config, dir, shared, loads, started } = server;
     let edge = Rc::new(CoreEdge::new(started));
-    let member = start::open_member(&dir, &config, sync_form, edge.now()).await?;
+    let member = start::open_member(&dir, &config, edge.now()).await?;
     let reader = member.member.reader();
     let core = Core::new(0, shared.clone(), edge.clone(), reader.clone());
     // The others start only now: until the member is open there is nothing to serve.

@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use garboard_executor::SyncForm;
 use garboard_storage::IndexConfig;
 use garboard_wal::{Effect, Log};
 
@@ -41,7 +40,7 @@ async fn run(order: Salvage) -> Result<String, StartError> {
         return Ok(format!("{} has never served: there is nothing to salvage", order.data_dir.display()));
     };
     let (_, _, facts) = start::open_index(&dir, IndexConfig::new(owner.cluster_id, owner.member_id))?;
-    let log_files = LogFiles::new(dir.wal_path().to_path_buf(), SyncForm::ThenFdatasync);
+    let log_files = LogFiles::new(dir.wal_path().to_path_buf());
     let mut recovery = start::scan_log(&dir, &facts, &log_files).await?;
     let damage = match recovery.judge() {
         Ok(_) => return Ok("the log is sound: nothing was changed".to_owned()),

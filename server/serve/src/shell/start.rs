@@ -4,7 +4,6 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use garboard_executor::SyncForm;
 use garboard_replica::auto_compaction::AutoCompaction;
 use garboard_replica::member::{self, Member, MemberConfig, RecoveredState};
 use garboard_replica::raft::Membership;
@@ -82,16 +81,11 @@ pub struct Opened {
 ///
 /// # Errors
 /// See [`StartError`]; nothing on disk was changed then.
-pub async fn open_member(
-    dir: &DataDir,
-    config: &Config,
-    sync_form: SyncForm,
-    now: Duration,
-) -> Result<Opened, StartError> {
+pub async fn open_member(dir: &DataDir, config: &Config, now: Duration) -> Result<Opened, StartError> {
     let (cluster_id, member_id) = (config.cluster.cluster_id, config.cluster.local().id);
     let member_config = member_config(config)?;
     let index_config = index_config(config);
-    let log_files = LogFiles::new(dir.wal_path().to_path_buf(), sync_form);
+    let log_files = LogFiles::new(dir.wal_path().to_path_buf());
     let creating = Ownership { cluster_id, member_id, stage: Stage::Creating };
     match dir.ownership()? {
         Some(owner) => {
