@@ -54,7 +54,12 @@ pub const ROWS: &[Row] = &[
     },
     Row { name: "checkpoint", what: "put p99 while checkpoints run", measure: |s| disturbed(s, "checkpoint") },
     Row { name: "defragment", what: "put p99 while Defragment is called", measure: |s| disturbed(s, "defragment") },
-    Row { name: "watch", what: "10,000 + 100 watchers at 5,000 puts/s", measure: watch },
+    Row { name: "watch", what: "10,000 + 100 watchers at 5,000 puts/s", measure: |setting| watch(setting, "watch", 1) },
+    Row {
+        name: "watch-share",
+        what: "the same, the 100 watch a hundredth of the keys",
+        measure: |setting| watch(setting, "watch-share", 100),
+    },
     Row { name: "memory", what: "anonymous memory, idle and with 1,000,000 keys of 1 KiB", measure: memory },
 ];
 
@@ -450,13 +455,16 @@ fn disturbed(setting: &Setting, during: &'static str) -> Result<Vec<Line>, Failu
     Ok(lines)
 }
 
-fn watch(setting: &Setting) -> Result<Vec<Line>, Failure> {
+/// Watchers of single keys, and 100 that watch the first of every `parts` keys: each put is an event for its key's own
+/// watcher, and each of the first keys' for all of the 100.
+fn watch(setting: &Setting, row: &str, parts: u64) -> Result<Vec<Line>, Failure> {
     const EVENT_P99_MAX_US: f64 = 5_000.0;
-    let pair = Pair::start(setting, "watch")?;
+    let pair = Pair::start(setting, row)?;
     let watchers = setting.scaled(10_000);
+    let watched = (watchers / parts).max(1);
     let line = format!(
-        "watch --rate {} --watchers 100 --key-watchers {watchers} --key-space {watchers} --clients 256 --conns 8 \
-         --total {} --rounds {}",
+        "watch --rate {} --watchers 100 --watched-keys {watched} --key-watchers {watchers} --key-space {watchers} \
+         --clients 256 --conns 8 --total {} --rounds {}",
         setting.scaled(5_000),
         setting.scaled(50_000),
         setting.rounds(),
@@ -481,8 +489,10 @@ fn watch(setting: &Setting) -> Result<Vec<Line>, Failure> {
     };
     let garboard = reports.first().and_then(|report| report.as_ref().ok());
     let event_met = at_most(garboard.and_then(|report| during(report, Metric::EventP99Us)), EVENT_P99_MAX_US);
-    let what =
-        format!("{watchers} watchers of one key, 100 of all, {} puts/s: every event, in order", setting.scaled(5_000));
+    let what = format!(
+        "{watchers} watchers of one key, 100 of {watched} keys, {} puts/s: every event, in order",
+        setting.scaled(5_000)
+    );
     Ok(vec![
         Line::new(&what, "event p99 ≤ 5 ms", cell(0, &events), cell(1, &events), event_met.or(Some(false))),
         Line::new(
