@@ -151,6 +151,8 @@ pub struct Member {
     /// Up to where the newest durable checkpoint goes.
     saved_index: u64,
     failure: Option<Fatal>,
+    /// A failure was reported: from then on nothing is asked for and nothing is answered.
+    stopped: bool,
 }
 
 /// An answer and whose it is.
@@ -224,6 +226,7 @@ impl Member {
             answered_from: None,
             saved_index: applied.index,
             failure: None,
+            stopped: false,
             log,
             machine,
             config,
@@ -375,12 +378,15 @@ impl Member {
         op: wal::OpId,
         result: Result<(), wal::DiskError>,
     ) -> Result<(), Fatal> {
-        self.log.handle_done(now, op, result)?;
-        let durable = self.log.durable();
-        self.stamp_durable(now, durable);
-        self.raft.handle_durable(durable);
-        self.pump(now);
-        self.failure.take().map_or(Ok(()), Err)
+        let outcome = self.log.handle_done(now, op, result).map_err(Fatal::from).and_then(|()| {
+            let durable = self.log.durable();
+            self.stamp_durable(now, durable);
+            self.raft.handle_durable(durable);
+            self.pump(now);
+            self.failure.take().map_or(Ok(()), Err)
+        });
+        self.stopped |= outcome.is_err();
+        outcome
     }
 
     /// An effect of the index is done.
@@ -388,10 +394,13 @@ impl Member {
     /// # Errors
     /// The process must stop.
     pub fn handle_index_done(&mut self, now: Duration, id: IoId, result: Result<(), IoFailure>) -> Result<(), Fatal> {
-        self.machine.index_mut().handle_io(id, result)?;
-        self.finish_checkpoints();
-        self.pump(now);
-        self.failure.take().map_or(Ok(()), Err)
+        let outcome = self.machine.index_mut().handle_io(id, result).map_err(Fatal::from).and_then(|()| {
+            self.finish_checkpoints();
+            self.pump(now);
+            self.failure.take().map_or(Ok(()), Err)
+        });
+        self.stopped |= outcome.is_err();
+        outcome
     }
 
     /// A page that was asked for is resident.
@@ -436,7 +445,7 @@ impl Member {
     /// The next effect. Writes of the log come first, then answers and events, then the index; when there are none,
     /// committed entries are applied.
     pub fn poll_effect(&mut self, now: Duration) -> Option<Effect> {
-        if self.failure.is_some() || self.log.is_poisoned() {
+        if self.stopped || self.failure.is_some() || self.log.is_poisoned() {
             return None;
         }
         loop {
