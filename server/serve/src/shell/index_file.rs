@@ -7,7 +7,12 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use garboard_storage::PAGE_SIZE;
+
 use super::files;
+
+/// The pages at the file's start that say which checkpoint counts.
+const HEAD_BYTES: u64 = 4 * PAGE_SIZE as u64;
 
 /// The index's file, open for writing.
 #[derive(Clone, Debug)]
@@ -51,6 +56,51 @@ impl IndexFile {
         &self.path
     }
 
+    /// Lets go of what the page cache holds of the file and the device does not. Where a write-back failed, the kernel
+    /// takes the pages for clean: they can be read for as long as they stay in memory, every later sync succeeds, and a
+    /// power failure takes them back. A meta page on the device, which was written behind a sync of all that it leads to,
+    /// vouches for the rest; so the meta pages alone are compared.
+    ///
+    /// # Errors
+    /// What the file system answers, or that the device does not give what the cache holds.
+    pub fn forget_unwritten(&self) -> io::Result<()> {
+        if self.is_head_written()? {
+            return Ok(());
+        }
+        tracing::warn!(
+            "{}: an earlier process failed to write what is cached of it; dropping that",
+            self.path.display()
+        );
+        rustix::fs::fadvise(&*self.file, 0, None, rustix::fs::Advice::DontNeed)?;
+        match self.is_head_written()? {
+            true => Ok(()),
+            false => Err(io::Error::other("the page cache holds what the device does not, and keeps it")),
+        }
+    }
+
+    /// Whether the file's first pages are on the device as they are in the page cache. Where the file system can't read
+    /// past the cache there is nothing to compare.
+    fn is_head_written(&self) -> io::Result<bool> {
+        let len = usize::try_from(self.file.metadata()?.len().min(HEAD_BYTES)).expect("a few pages");
+        let direct = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(&self.path);
+        let direct = match direct {
+            Ok(file) => file,
+            Err(error) if is_refused(&error) => return Ok(true),
+            Err(error) => return Err(error),
+        };
+        let mut memory = vec![0; len + PAGE_SIZE];
+        let start = memory.as_ptr().align_offset(PAGE_SIZE);
+        let written = &mut memory[start..start + len];
+        match direct.read_exact_at(written, 0) {
+            Ok(()) => {}
+            Err(error) if is_refused(&error) => return Ok(true),
+            Err(error) => return Err(error),
+        }
+        let mut cached = vec![0; len];
+        self.file.read_exact_at(&mut cached, 0)?;
+        Ok(cached == *written)
+    }
+
     /// Writes bytes and has the kernel hand them to the device. With `wait` it waits for that, so that little is on its way
     /// at any time and a later sync finds little left to do. They are not durable before that sync.
     ///
@@ -87,6 +137,11 @@ impl IndexFile {
     }
 }
 
+/// Whether a file system has no direct reads.
+fn is_refused(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EINVAL)
+}
+
 /// Has the kernel write a range back, and waits for it if asked to.
 ///
 /// # Errors
@@ -102,4 +157,25 @@ fn write_back(file: &File, offset: u64, len: usize, wait: bool) -> io::Result<()
     // SAFETY: the descriptor is open for the length of the call, and no memory is passed.
     let outcome = unsafe { libc::sync_file_range(file.as_raw_fd(), offset, len, flags) };
     if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_page_cache_holds_and_the_device_too_is_kept() {
+        let folder = std::env::temp_dir().join(format!("garboard-index-file-{}", std::process::id()));
+        let file = IndexFile::create(&folder.join("index")).unwrap();
+        file.forget_unwritten().unwrap();
+        file.grow(1 << 20).unwrap();
+        file.write(4096, &[7; 4096], true).unwrap();
+        file.sync().unwrap();
+        let again = IndexFile::open(file.path()).unwrap();
+        again.forget_unwritten().unwrap();
+        let mut page = [0; 4096];
+        again.file().read_exact_at(&mut page, 4096).unwrap();
+        assert_eq!(page, [7; 4096]);
+        std::fs::remove_dir_all(folder).unwrap();
+    }
 }

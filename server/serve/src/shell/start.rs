@@ -153,6 +153,7 @@ pub fn open_index(dir: &DataDir, config: IndexConfig) -> Result<(IndexFile, Inde
     // What a killed process wrote last may be in the page cache alone; nothing may build on a meta page that a power
     // failure takes back.
     index_file.sync().map_err(|source| failed("syncing", &path, source))?;
+    index_file.forget_unwritten().map_err(|source| failed("reading", &path, source))?;
     let (index, facts) = Index::open(config, map(&index_file)?)
         .map_err(|source| StartError::Index { path: path.display().to_string(), source })?;
     Ok((index_file, index, facts))
