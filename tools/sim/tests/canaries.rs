@@ -1,0 +1,110 @@
+//! Each deliberate bug is caught by the simulator, and without one it is quiet.
+//!
+//! `CANARY_SEEDS=n` sets how many seeds each may take.
+
+use std::time::Instant;
+
+use bytes::Bytes;
+use garboard_replica::canary::{self as replica, Canary as Replica};
+use garboard_replica::envelope::{Request, Response};
+use garboard_replica::request::{Command, Put};
+use garboard_sim::node::Node;
+use garboard_sim::{Options, run_seed};
+use garboard_storage::canary::{self as storage, Canary as Storage};
+use garboard_wal::canary::{self as wal, Canary as Wal};
+
+/// The first seed at which something is noticed: how many it took, and what was noticed.
+fn first_violation(seeds: u64) -> Option<(u64, String)> {
+    (0..seeds).find_map(|seed| {
+        let violation = run_seed(seed, &Options::default()).violation?;
+        Some((seed + 1, violation.to_string()))
+    })
+}
+
+fn seeds() -> u64 {
+    std::env::var("CANARY_SEEDS").map_or(100, |value| value.parse().expect("a number"))
+}
+
+#[expect(clippy::disallowed_methods, reason = "how long it took is printed, and decides nothing")]
+fn assert_caught(name: &str) {
+    let started = Instant::now();
+    let (count, what) = first_violation(seeds()).unwrap_or_else(|| panic!("{name} is not caught"));
+    let took = started.elapsed().as_secs_f64();
+    println!("{name}: caught after {count} seeds, {took:.2} s: {}", what.replace('\n', " "));
+}
+
+/// One test for each bug, named after it.
+macro_rules! caught {
+    ($module:ident, $canary:ident: $($name:ident => $bug:ident,)*) => {
+        $(#[test]
+        fn $name() {
+            let _planted = $module::plant($canary::$bug);
+            assert_caught(stringify!($bug));
+        })*
+    };
+}
+
+caught! { replica, Replica:
+    an_ack_before_the_sync => AckBeforeSync,
+    apply_above_durable => ApplyAboveDurable,
+    a_saved_index_that_trails => SavedIndexBehind,
+    a_log_forgotten_early => LogForgottenEarly,
+    an_event_twice => TxnEventTwice,
+    a_compacted_read_in_a_txn => CompactedReadInTxn,
+    a_renewal_that_is_lost => LeaseRenewalLost,
+    progress_ahead_of_events => ProgressAhead,
+    events_lost_under_a_starved_stream => StarvedEventsLost,
+    a_watch_of_a_future_revision_too_early => FutureWatchEarly,
+    a_compacted_watch_that_skips => CompactedWatchSkips,
+}
+
+caught! { storage, Storage:
+    a_free_map_in_place => FreeMapInPlace,
+    a_page_reused_under_a_reader => PinsIgnored,
+    a_page_reused_before_its_checkpoint => ReusedBeforeCheckpoint,
+    a_tombstone_lost_at_the_floor => FloorTombstoneLost,
+    a_revision_that_falls => RevisionFromRecords,
+}
+
+caught! { wal, Wal:
+    an_ack_out_of_order => AcknowledgedOutOfOrder,
+    a_claim_of_too_much => DurableClaimedEarly,
+    a_segment_reused_early => SegmentReusedEarly,
+    a_torn_batch_accepted => TornBatchAccepted,
+    rot_that_is_cut_away => DurableSequenceIgnored,
+    an_epoch_without_a_start => EpochStartMissing,
+}
+
+/// The first seed at which a read that is asked for as the member starts misses what was acknowledged before: clients of
+/// the simulator wait until the member is ready.
+fn first_stale_read(seeds: u64) -> Option<u64> {
+    let is_stale = |seed: &u64| {
+        let mut node = Node::new(*seed);
+        let put = Put {
+            key: Bytes::from_static(b"key"),
+            value: Bytes::from_static(b"value"),
+            lease: 0,
+            prev_kv: false,
+            ignore_value: false,
+            ignore_lease: false,
+        };
+        let acknowledged = (0..20).map(|_| node.execute(Command::Put(put.clone())).expect("nothing fails").revision);
+        let acknowledged = acknowledged.max();
+        node.crash();
+        assert_eq!(node.call(Request::ReadIndex), Ok(Response::ReadIndex));
+        acknowledged > Some(node.reader().revision())
+    };
+    (0..seeds).find(is_stale).map(|seed| seed + 1)
+}
+
+#[test]
+fn a_stale_read_after_a_start() {
+    let _planted = replica::plant(Replica::StaleReadAfterStart);
+    let count = first_stale_read(seeds()).expect("a stale read is caught");
+    println!("StaleReadAfterStart: caught after {count} seeds");
+}
+
+#[test]
+fn it_is_quiet_without_a_bug() {
+    assert_eq!((first_violation(seeds() / 2), first_stale_read(seeds() / 2)), (None, None));
+}
