@@ -5,7 +5,7 @@
 //! one ([`Edge`]) the shell provides.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::rc::Rc;
@@ -22,7 +22,14 @@ use garboard_replica::watch::WatchConfig;
 use garboard_storage::{NeedPage, Reader, Snapshot};
 
 use crate::api::{MESSAGE_OVERHEAD_BYTES, Watches};
+use crate::budget::{Answers, Budget, Share};
+use crate::connection::{Connection, Ended};
+use crate::limits::{
+    ANSWER_SHARE_PER_CONNECTION, ANSWER_STALL, BUDGET_WAITERS_MAX, CALLS_PER_CORE_MAX, LONG_STEPS_PER_CORE,
+    SORTS_PER_CORE_MAX,
+};
 use crate::stages::ReplyTimes;
+use crate::wheel::Wheel;
 
 /// A future that stays on its core.
 pub type LocalFuture<T> = Pin<Box<dyn Future<Output = T>>>;
@@ -70,6 +77,12 @@ pub struct RequestLimits {
     pub request_timeout: Duration,
     /// Most requests that wait for the home core at once, on each core.
     pub max_pending_requests: usize,
+    /// Bytes of requests that each core holds on their way to the log, most.
+    pub request_bytes_per_core: usize,
+    /// Bytes of answers that each core holds until their clients have taken them, most.
+    pub answer_bytes_per_core: usize,
+    /// Bytes of published batches that each core holds for its watches, most; a quarter more of what is read anew.
+    pub watch_bytes_per_core: usize,
 }
 
 /// What all cores share and any may read at any time.
@@ -87,6 +100,16 @@ pub struct Shared {
     pub replies: Vec<ReplyTimes>,
 }
 
+/// A request on its way to the home core.
+pub struct Outbound {
+    /// What is asked, and for whom.
+    pub envelope: Envelope,
+    /// When nobody waits for the answer any more: it is dropped then instead of being carried out.
+    pub deadline: Duration,
+    /// The room set aside for its bytes, given back once they are in the log's hands.
+    pub share: Option<Share>,
+}
+
 /// The core a connection lives on. Clones name the same core; it never leaves its thread.
 #[derive(Clone)]
 pub struct Core(Rc<Inner>);
@@ -98,22 +121,50 @@ struct Inner {
     reader: Reader,
     pending: RefCell<Pending>,
     /// Requests on their way to the home core; taken whole by the shell.
-    outbox: RefCell<Vec<Envelope>>,
+    outbox: RefCell<Vec<Outbound>>,
     outbox_waker: Cell<Option<Waker>>,
     /// When the oldest of them was asked.
     outbox_since: Cell<Option<Duration>>,
     /// When the write was published whose answer was taken last.
     answered_from: Cell<Option<Duration>>,
     watches: Watches,
+    wheel: Wheel,
+    /// Bytes of requests on their way to the home core, or in the making.
+    requests: Budget,
+    /// Bytes of answers that their clients have not taken.
+    answers: Answers,
+    /// Reads that sort many rows.
+    sorts: Budget,
+    /// Steps of long reads.
+    steps: Budget,
+    calls: Cell<usize>,
+    connections: RefCell<BTreeMap<u64, Connection>>,
+    next_connection: Cell<u64>,
 }
 
 impl Core {
     /// A core's face. `index` is the core's number and appears in its tickets.
     pub fn new(index: u16, shared: Arc<Shared>, edge: Rc<dyn Edge>, reader: Reader) -> Core {
         let fragment_bytes = u64::try_from(shared.limits.max_request_bytes + MESSAGE_OVERHEAD_BYTES);
-        let config = WatchConfig::new(fragment_bytes.expect("lengths fit 64 bits"));
+        let config = WatchConfig {
+            hub_recent_bytes: shared.limits.watch_bytes_per_core,
+            hub_history_bytes: shared.limits.watch_bytes_per_core / 4,
+            ..WatchConfig::new(fragment_bytes.expect("lengths fit 64 bits"))
+        };
         let watches = Watches::new(config, reader.revision());
+        let RequestLimits { request_bytes_per_core, answer_bytes_per_core, .. } = shared.limits;
+        let wheel = Wheel::default();
+        wheel.advance(edge.now());
         Core(Rc::new(Inner {
+            wheel,
+            requests: Budget::new(request_bytes_per_core, BUDGET_WAITERS_MAX),
+            answers: Answers::new(answer_bytes_per_core, BUDGET_WAITERS_MAX),
+            sorts: Budget::new(SORTS_PER_CORE_MAX, BUDGET_WAITERS_MAX),
+            // The calls are bounded, so that those who wait are.
+            steps: Budget::new(LONG_STEPS_PER_CORE, usize::MAX),
+            calls: Cell::new(0),
+            connections: RefCell::default(),
+            next_connection: Cell::new(0),
             index,
             shared,
             edge,
@@ -127,28 +178,81 @@ impl Core {
         }))
     }
 
-    /// Sends a request to the home core and waits for its answer, at most the request's time limit.
+    /// Sends a request to the home core and waits for its answer, at most the request's time limit, and not beyond
+    /// `deadline` if there is one. `share` is the room set aside for the request's bytes.
     ///
     /// # Errors
     /// What the home core answers; [`Error::TooManyRequests`] when this core has too many under way;
     /// [`Error::Timeout`] when no answer came in time, in which case a write may still take effect.
-    pub async fn request(&self, context: Context, request: Request) -> Result<Response, Error> {
+    pub async fn request(
+        &self,
+        context: Context,
+        request: Request,
+        deadline: Option<Duration>,
+        share: Option<Share>,
+    ) -> Result<Response, Error> {
         if self.0.shared.stopping.load(Ordering::Relaxed) {
             return Err(Error::Stopped);
         }
         let limits = &self.0.shared.limits;
         let now = self.0.edge.now();
-        let deadline = now + limits.request_timeout;
-        let slot = self.0.pending.borrow_mut().open(deadline, limits.max_pending_requests)?;
+        let limit = now + limits.request_timeout;
+        let own = deadline.filter(|deadline| *deadline < limit);
+        let slot = self.0.pending.borrow_mut().open(limit, own, limits.max_pending_requests)?;
         if self.0.outbox_since.get().is_none() {
             self.0.outbox_since.set(Some(now));
         }
         let ticket = Ticket { core: self.0.index, sequence: slot.ticket_sequence() };
-        self.0.outbox.borrow_mut().push(Envelope { ticket, context, request });
+        let envelope = Envelope { ticket, context, request };
+        self.0.outbox.borrow_mut().push(Outbound { envelope, deadline: own.unwrap_or(limit), share });
         if let Some(waker) = self.0.outbox_waker.take() {
             waker.wake();
         }
-        Answer { core: self.clone(), slot }.await
+        Answer { core: self.clone(), slot, own_deadline: own }.await
+    }
+
+    /// Counts a call in, until what is returned is dropped. Nothing when the core has as many as it may.
+    pub fn begin_call(&self) -> Option<CallGuard> {
+        let calls = self.0.calls.get();
+        (calls < CALLS_PER_CORE_MAX).then(|| {
+            self.0.calls.set(calls + 1);
+            CallGuard { core: self.clone() }
+        })
+    }
+
+    /// Keeps an eye on a new connection, until what is returned is dropped.
+    pub fn watch_connection(&self) -> ConnectionGuard {
+        let bytes = self.0.shared.limits.answer_bytes_per_core / ANSWER_SHARE_PER_CONNECTION;
+        let connection = Connection::new(self.0.wheel.clone(), bytes);
+        let number = self.0.next_connection.get();
+        self.0.next_connection.set(number + 1);
+        self.0.connections.borrow_mut().insert(number, connection.clone());
+        ConnectionGuard { core: self.clone(), number, connection }
+    }
+
+    /// The core's coarse deadlines.
+    pub fn wheel(&self) -> &Wheel {
+        &self.0.wheel
+    }
+
+    /// The room for requests on their way to the log.
+    pub fn request_budget(&self) -> &Budget {
+        &self.0.requests
+    }
+
+    /// The room for answers that wait for their clients.
+    pub fn answers(&self) -> &Answers {
+        &self.0.answers
+    }
+
+    /// The places for steps of long reads.
+    pub fn step_budget(&self) -> &Budget {
+        &self.0.steps
+    }
+
+    /// The places for reads that sort many rows.
+    pub fn sort_budget(&self) -> &Budget {
+        &self.0.sorts
     }
 
     /// Where snapshots of a keyspace come from.
@@ -212,13 +316,13 @@ impl Core {
     }
 
     /// Takes what waits for the home core, once there is something.
-    pub async fn take_outbox(&self) -> Vec<Envelope> {
+    pub async fn take_outbox(&self) -> Vec<Outbound> {
         poll_fn(|cx| self.poll_outbox(cx)).await;
         std::mem::take(&mut *self.0.outbox.borrow_mut())
     }
 
     /// Takes what waits for the home core now, if anything.
-    pub fn drain_outbox(&self, into: &mut Vec<Envelope>) {
+    pub fn drain_outbox(&self, into: &mut Vec<Outbound>) {
         into.append(&mut self.0.outbox.borrow_mut());
     }
 
@@ -271,11 +375,66 @@ impl Core {
         &self.0.watches
     }
 
-    /// Answers requests whose time is over, and looks which watches are to be told how far they are.
-    pub fn expire_requests(&self) {
+    /// Time has passed: answers requests whose time is over, looks which watches are to be told how far they are, and
+    /// which clients have let a deadline pass.
+    pub fn tick(&self) {
         let now = self.0.edge.now();
+        self.0.wheel.advance(now);
         self.0.watches.handle_timeout(now);
         self.0.pending.borrow_mut().expire(now);
+        let connections = self.0.connections.borrow();
+        connections.values().for_each(|connection| connection.look(now));
+        if self.0.answers.is_contended() || self.0.sorts.is_contended() {
+            self.end_unread(connections.values(), now);
+        }
+    }
+
+    /// Ends connections whose clients take nothing, those with the most unread first, until a good part of the answers'
+    /// room comes free.
+    fn end_unread<'c>(&self, connections: impl Iterator<Item = &'c Connection>, now: Duration) {
+        let unread = connections.filter_map(|connection| Some((connection.unread_for(now, ANSWER_STALL)?, connection)));
+        let mut unread: Vec<(usize, &Connection)> = unread.collect();
+        unread.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
+        let mut freed = 0;
+        for (bytes, connection) in unread {
+            if freed >= self.0.shared.limits.answer_bytes_per_core / 4 {
+                break;
+            }
+            freed += bytes;
+            connection.end(Ended::AnswersUnread);
+        }
+    }
+}
+
+/// A call under way, counted until it is dropped.
+pub struct CallGuard {
+    core: Core,
+}
+
+impl Drop for CallGuard {
+    fn drop(&mut self) {
+        let calls = &self.core.0.calls;
+        calls.set(calls.get() - 1);
+    }
+}
+
+/// A connection that its core keeps an eye on.
+pub struct ConnectionGuard {
+    core: Core,
+    number: u64,
+    connection: Connection,
+}
+
+impl ConnectionGuard {
+    /// The connection.
+    pub fn connection(&self) -> &Connection {
+        &self.connection
+    }
+}
+
+impl Drop for ConnectionGuard {
+    fn drop(&mut self) {
+        self.core.0.connections.borrow_mut().remove(&self.number);
     }
 }
 
@@ -283,6 +442,8 @@ impl Core {
 struct Answer {
     core: Core,
     slot: SlotId,
+    /// The deadline that is the caller's own, if it is.
+    own_deadline: Option<Duration>,
 }
 
 impl Future for Answer {
@@ -299,12 +460,12 @@ impl Future for Answer {
 
 impl Drop for Answer {
     fn drop(&mut self) {
-        self.core.0.pending.borrow_mut().close(self.slot);
+        self.core.0.pending.borrow_mut().close(self.slot, self.own_deadline);
     }
 }
 
 /// Names a slot and the request it was opened for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct SlotId {
     slot: u32,
     generation: u32,
@@ -341,10 +502,12 @@ struct Pending {
     free: Vec<u32>,
     /// Deadlines in the order of opening; all requests have the same limit, so that is their order in time.
     deadlines: VecDeque<(Duration, SlotId)>,
+    /// Those of requests whose callers wait less.
+    own_deadlines: BTreeSet<(Duration, SlotId)>,
 }
 
 impl Pending {
-    fn open(&mut self, deadline: Duration, max_open: usize) -> Result<SlotId, Error> {
+    fn open(&mut self, limit: Duration, own: Option<Duration>, max_open: usize) -> Result<SlotId, Error> {
         if self.slots.len() - self.free.len() >= max_open {
             return Err(Error::TooManyRequests);
         }
@@ -359,7 +522,10 @@ impl Pending {
         *generation = generation.wrapping_add(1);
         *state = Slot::Waiting(None);
         let id = SlotId { slot, generation: *generation };
-        self.deadlines.push_back((deadline, id));
+        match own {
+            Some(own) => drop(self.own_deadlines.insert((own, id))),
+            None => self.deadlines.push_back((limit, id)),
+        }
         Ok(id)
     }
 
@@ -396,7 +562,10 @@ impl Pending {
         }
     }
 
-    fn close(&mut self, id: SlotId) {
+    fn close(&mut self, id: SlotId, own_deadline: Option<Duration>) {
+        if let Some(deadline) = own_deadline {
+            self.own_deadlines.remove(&(deadline, id));
+        }
         if let Some(state) = self.live(id) {
             *state = Slot::Free;
             self.free.push(id.slot);
@@ -404,6 +573,10 @@ impl Pending {
     }
 
     fn expire(&mut self, now: Duration) {
+        while let Some((_, id)) = self.own_deadlines.first().copied().filter(|(deadline, _)| *deadline <= now) {
+            self.own_deadlines.pop_first();
+            self.finish(id, Delivery { result: Err(Error::Timeout), published: None });
+        }
         while let Some(&(deadline, id)) = self.deadlines.front() {
             if deadline > now && self.live(id).is_some() {
                 break;

@@ -3,9 +3,14 @@
 #![deny(unsafe_code)]
 
 pub mod api;
+mod budget;
 pub mod config;
+mod connection;
 pub mod core;
+mod frame_scanner;
+mod limits;
 pub mod logging;
 #[expect(clippy::disallowed_methods, clippy::disallowed_types, reason = "the shell is the edge")]
 pub mod shell;
 pub mod stages;
+mod wheel;

@@ -9,7 +9,7 @@ use crate::alarm::Alarms;
 use crate::apply::Machine;
 use crate::auto_compaction::AutoCompaction;
 use crate::lease::Lessor;
-use crate::limits::CHECKPOINT_LOG_BYTES;
+use crate::limits::{CHECKPOINT_LOG_BYTES, PENDING_BYTES_MAX};
 use crate::quota::Quota;
 use crate::raft::{Membership, MembershipError, RaftConfig, Restored};
 use crate::request::KeyspaceId;
@@ -41,6 +41,8 @@ pub struct MemberConfig {
     /// Log behind the newest checkpoint above which the next one is due, which bounds what a start replays to about twice
     /// as much.
     pub checkpoint_log_bytes: u64,
+    /// See [`PENDING_BYTES_MAX`], which is its default.
+    pub pending_bytes_max: u64,
 }
 
 impl MemberConfig {
@@ -58,6 +60,7 @@ impl MemberConfig {
             auto_compaction: AutoCompaction::Off,
             log_reserve_bytes: wal::limits::ROOM_RESERVE_DEFAULT_BYTES,
             checkpoint_log_bytes: CHECKPOINT_LOG_BYTES,
+            pending_bytes_max: PENDING_BYTES_MAX,
         }
     }
 

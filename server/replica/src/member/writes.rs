@@ -9,9 +9,7 @@ use super::Member;
 use crate::codec::EntryBuilder;
 use crate::envelope::Ticket;
 use crate::error::Error;
-use crate::limits::{
-    ENTRY_BYTES_MAX, ENTRY_COMMANDS_MAX, PENDING_BYTES_MAX, PENDING_COMMANDS_MAX, UNAPPLIED_COMMANDS_MAX,
-};
+use crate::limits::{ENTRY_BYTES_MAX, ENTRY_COMMANDS_MAX, PENDING_COMMANDS_MAX, UNAPPLIED_COMMANDS_MAX};
 use crate::quota::cost;
 use crate::request::{Alarm, AlarmKind, Command, Context, Principal};
 
@@ -92,7 +90,7 @@ impl Member {
         let waiting = u64::try_from(writes.builder.count()).expect("a batch is small");
         if self.applying.unapplied_commands() > UNAPPLIED_COMMANDS_MAX
             || self.pending_commands + waiting >= PENDING_COMMANDS_MAX
-            || self.raft.unapplied_bytes() >= PENDING_BYTES_MAX
+            || self.raft.unapplied_bytes() >= self.config.pending_bytes_max
         {
             return Err(Error::TooManyRequests);
         }

@@ -51,6 +51,11 @@ impl From<Refusal> for Status {
     }
 }
 
+/// The status of a call whose client no longer waits.
+pub fn deadline_exceeded() -> Status {
+    Status::deadline_exceeded("context deadline exceeded")
+}
+
 /// The status of a domain error.
 pub fn status(error: Error) -> Status {
     Refusal::Replica(error).into()

@@ -12,11 +12,17 @@ use std::task::{Context, Poll, ready};
 use bytes::{Buf, Bytes, BytesMut};
 use flate2::read::GzDecoder;
 use futures::Stream;
+use garboard_replica::Error;
 use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
 use prost::Message;
 use tonic::Status;
+
+use super::errors::status;
+use crate::budget::{Budget, Share};
+use crate::limits::REQUEST_PAUSE_MAX;
+use crate::wheel::Wheel;
 
 /// Length of the flags and the length before each message.
 const PREFIX_LEN: usize = 5;
@@ -39,6 +45,12 @@ pub struct MessageReader<B> {
     body: B,
     encoding: Encoding,
     len_max: usize,
+    wheel: Wheel,
+    budget: Budget,
+    /// The room of the message under way, once its length is known.
+    admitted: Option<Share>,
+    /// The room of the message that was taken last.
+    share: Option<Share>,
     /// Received and not yet taken.
     chunk: Bytes,
     /// The beginning of a message that came in several pieces; empty while there is none.
@@ -49,29 +61,71 @@ impl<B> MessageReader<B>
 where
     B: Body<Data = Bytes> + Unpin,
 {
-    /// A reader of messages of at most `len_max` bytes.
-    pub fn new(body: B, encoding: Encoding, len_max: usize) -> MessageReader<B> {
-        MessageReader { body, encoding, len_max, chunk: Bytes::new(), partial: BytesMut::new() }
+    /// A reader of messages of at most `len_max` bytes, for which `budget` has room.
+    pub fn new(body: B, encoding: Encoding, len_max: usize, wheel: Wheel, budget: Budget) -> MessageReader<B> {
+        let (chunk, partial) = (Bytes::new(), BytesMut::new());
+        MessageReader { body, encoding, len_max, wheel, budget, admitted: None, share: None, chunk, partial }
+    }
+
+    /// The room of the message that was taken last. If nobody takes it, it comes free with the next call of
+    /// [`next`](Self::next).
+    pub fn take_share(&mut self) -> Option<Share> {
+        self.share.take()
     }
 
     /// The next message; nothing at the body's end. Dropping the future before it is done loses nothing.
     ///
     /// # Errors
-    /// When a message is too long or the body ends within one.
+    /// When a message is too long, there is no room for it, or the body ends within one.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Status> {
+        self.share = None;
         loop {
+            if self.admitted.is_none()
+                && let Some(len) = self.announced()?
+            {
+                let share = self.budget.take(len).await.map_err(|_| status(Error::TooManyRequests))?;
+                self.admitted = Some(share);
+            }
             if let Some((compressed, message)) = self.take()? {
+                self.share = self.admitted.take();
                 return if compressed { self.decompress(&message).map(Some) } else { Ok(Some(message)) };
             }
             // Whatever is left of a chunk has been moved.
             debug_assert!(self.chunk.is_empty());
-            match self.body.frame().await {
+            match self.next_frame().await? {
                 None if self.partial.is_empty() => return Ok(None),
                 None => return Err(Status::internal("unexpected EOF")),
                 Some(Err(_)) => return Err(Status::cancelled("context canceled")),
                 Some(Ok(frame)) => self.chunk = frame.into_data().unwrap_or_default(),
             }
         }
+    }
+
+    /// The body's next frame. Within a message its client may not pause while others wait for the message's room.
+    async fn next_frame(&mut self) -> Result<Option<Result<Frame<Bytes>, B::Error>>, Status> {
+        if self.admitted.is_none() {
+            return Ok(self.body.frame().await);
+        }
+        loop {
+            let patience = self.wheel.now() + REQUEST_PAUSE_MAX;
+            if let Some(frame) = self.wheel.within(patience, self.body.frame()).await {
+                return Ok(frame);
+            }
+            if self.budget.is_contended() {
+                return Err(status(Error::TooManyRequests));
+            }
+        }
+    }
+
+    /// The length of the message under way, once it is known.
+    fn announced(&mut self) -> Result<Option<usize>, Status> {
+        if self.partial.is_empty() {
+            return Ok(self.prefix(&self.chunk)?.map(|(_, len)| len));
+        }
+        if !self.fill(PREFIX_LEN) {
+            return Ok(None);
+        }
+        Ok(self.prefix(&self.partial)?.map(|(_, len)| len))
     }
 
     /// Whether the body is known to have nothing left.
@@ -131,7 +185,7 @@ where
         Ok(Some((compressed, len)))
     }
 
-    fn decompress(&self, message: &[u8]) -> Result<Bytes, Status> {
+    fn decompress(&mut self, message: &[u8]) -> Result<Bytes, Status> {
         let mut plain = Vec::new();
         let bound = u64::try_from(self.len_max).unwrap_or(u64::MAX).saturating_add(1);
         let outcome = GzDecoder::new(message).take(bound).read_to_end(&mut plain);
@@ -141,6 +195,9 @@ where
             let (len, len_max) = (plain.len(), self.len_max);
             let text = format!("grpc: message after decompression larger than max ({len} vs. {len_max})");
             return Err(Status::resource_exhausted(text));
+        }
+        if let Some(share) = &mut self.share {
+            share.resize(plain.len());
         }
         Ok(plain.into())
     }
@@ -170,10 +227,10 @@ pub fn prefix(len: u64) -> Result<[u8; PREFIX_LEN], Status> {
 ///
 /// # Errors
 /// When clients would not take a message of that length.
-pub fn frame(message: &impl Message) -> Result<Bytes, Status> {
+pub fn frame(message: &impl Message) -> Result<Vec<u8>, Status> {
     let mut bytes = Vec::new();
     put_frame(message, &mut bytes)?;
-    Ok(bytes.into())
+    Ok(bytes)
 }
 
 /// Appends a message behind its prefix.
@@ -281,8 +338,15 @@ mod tests {
         [&[flags], &len.to_be_bytes()[..], message].concat()
     }
 
+    fn reader<B>(body: B, encoding: Encoding, len_max: usize) -> MessageReader<B>
+    where
+        B: Body<Data = Bytes> + Unpin,
+    {
+        MessageReader::new(body, encoding, len_max, Wheel::default(), Budget::new(1 << 20, 16))
+    }
+
     fn read_all(pieces: Vec<Vec<u8>>, encoding: Encoding, len_max: usize) -> (Vec<Bytes>, Option<Status>) {
-        let mut reader = MessageReader::new(body(pieces), encoding, len_max);
+        let mut reader = reader(body(pieces), encoding, len_max);
         let mut messages = Vec::new();
         loop {
             match block_on(reader.next()) {
@@ -317,7 +381,7 @@ mod tests {
         let piece = Bytes::from(framed(0, b"value"));
         let start = piece.as_ptr();
         let frames = stream::iter([Ok::<_, Infallible>(Frame::data(piece))]);
-        let mut reader = MessageReader::new(StreamBody::new(frames), Encoding::Identity, 64);
+        let mut reader = reader(StreamBody::new(frames), Encoding::Identity, 64);
         let message = block_on(reader.next()).unwrap().unwrap();
         assert_eq!(message.as_ptr(), start.wrapping_add(PREFIX_LEN));
     }

@@ -24,6 +24,6 @@ pub async fn check(request: HealthCheckRequest) -> Result<HealthCheckResponse, S
 /// Answers the health of a service, and then for as long as the client listens what becomes of it: nothing.
 pub fn watch(request: HealthCheckRequest) -> impl Stream<Item = Result<Bytes, Status>> + 'static {
     let health = health_of(&request.service).unwrap_or(ServingStatus::ServiceUnknown);
-    let first = frame(&HealthCheckResponse { status: health.into() });
+    let first = frame(&HealthCheckResponse { status: health.into() }).map(Bytes::from);
     stream::once(future::ready(first)).chain(stream::pending())
 }

@@ -114,7 +114,7 @@ where
             other => return Err(mismatch(&other)),
         };
         let response = frame(&pb::LeaseKeepAliveResponse { header, id, ttl })?;
-        Ok(Some((response, (service, requests))))
+        Ok(Some((response.into(), (service, requests))))
     })
 }
 

@@ -158,6 +158,7 @@ async fn hash_history(service: &Service, asked: i64) -> Result<(i64, HashKv), Er
     });
     let (revision, at, mut hasher) = started.await?;
     loop {
+        let _turn = service.core.step_budget().take(1).await.map_err(|_| Error::TooManyRequests)?;
         let step = service.read(|view| {
             // Beyond the floor the history is no longer whole.
             if at >= 0 && view.compacted() > at {

@@ -36,6 +36,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use futures::StreamExt;
+use garboard_replica::Error;
 use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use http_body::Body;
@@ -43,24 +44,27 @@ use tonic::Status;
 
 pub use self::call::MESSAGE_OVERHEAD_BYTES;
 use self::call::{Call, refuse, respond};
-use self::context::Service;
-use self::errors::Refusal;
+use self::context::{CallState, Service};
+use self::errors::{Refusal, status};
 use self::frames::GrpcBody;
 use self::lease::LeaseIds;
 use self::methods::Unserved;
 pub use self::watches::Watches;
+use crate::connection::Connection;
 use crate::core::Core;
 use crate::stages::Unsent;
 
 /// The gRPC services of a core, for one of its connections.
-pub fn routes(core: Core) -> Routes {
-    Routes { service: Service { core, unsent: Unsent::default() }, lease_ids: Rc::default() }
+pub fn routes(core: Core, connection: Connection) -> Routes {
+    Routes { core, connection, unsent: Unsent::default(), lease_ids: Rc::default() }
 }
 
-/// The gRPC services of a core, as one connection sees them.
+/// The gRPC services of a core, for one of its connections.
 #[derive(Clone)]
 pub struct Routes {
-    service: Service,
+    core: Core,
+    connection: Connection,
+    unsent: Unsent,
     lease_ids: Rc<RefCell<LeaseIds>>,
 }
 
@@ -85,7 +89,7 @@ where
 impl Routes {
     /// The connection's answers to writes that are not in its socket yet.
     pub fn unsent(&self) -> Unsent {
-        self.service.unsent.clone()
+        self.unsent.clone()
     }
 
     /// Answers any request.
@@ -101,61 +105,58 @@ impl Routes {
         if let Some(unserved) = methods::unserved(path) {
             return refuse(&unserved.status());
         }
-        let max_request_bytes = self.service.core.limits().max_request_bytes;
-        match Call::new(&head.headers, body, max_request_bytes) {
-            Ok(call) => self.serve(path, call).await,
+        let Some(guard) = self.core.begin_call() else { return refuse(&status(Error::TooManyRequests)) };
+        let deadline = match call::timeout(&head.headers) {
+            Ok(timeout) => timeout.map(|timeout| self.core.now().saturating_add(timeout)),
+            Err(status) => return refuse(&status),
+        };
+        let call = Rc::new(CallState::new(deadline, guard));
+        let service = Service { core: self.core, connection: self.connection, unsent: self.unsent, call };
+        match Call::new(&head.headers, body, &service) {
+            Ok(call) => serve(path, call, service, self.lease_ids).await,
             Err(status) => refuse(&status),
         }
     }
+}
 
-    /// Serves a call of a method that is there.
-    async fn serve<B>(self, path: &str, call: Call<B>) -> Response<GrpcBody>
-    where
-        B: Body<Data = Bytes> + Unpin + 'static,
-    {
-        let Routes { service, lease_ids } = self;
-        match path {
-            "/etcdserverpb.KV/Range" => call.unary_framed(|request| range::range(service, request)).await,
-            "/etcdserverpb.KV/Put" => call.unary(|request| kv::put(service, request)).await,
-            "/etcdserverpb.KV/Txn" => call.unary(|request| kv::txn(service, request)).await,
-            "/etcdserverpb.KV/DeleteRange" => call.unary(|request| kv::delete_range(service, request)).await,
-            "/etcdserverpb.KV/Compact" => call.unary(|request| kv::compact(service, request)).await,
-            "/etcdserverpb.KV/RangeStream" => {
-                call.server_streaming(|request| range::range_stream(service, request)).await
-            }
-            "/etcdserverpb.Watch/Watch" => {
-                let responses = watch::watch(service, call.into_requests());
-                respond(GrpcBody::Stream(responses.boxed_local()))
-            }
-            "/etcdserverpb.Lease/LeaseGrant" => {
-                call.unary(|request| lease::grant(service, request, || lease_ids.borrow_mut().draw())).await
-            }
-            "/etcdserverpb.Lease/LeaseRevoke" => call.unary(|request| lease::revoke(service, request)).await,
-            "/etcdserverpb.Lease/LeaseTimeToLive" => call.unary(|request| lease::time_to_live(service, request)).await,
-            "/etcdserverpb.Lease/LeaseLeases" => call.unary(|request| lease::leases(service, request)).await,
-            "/etcdserverpb.Lease/LeaseKeepAlive" => {
-                let answers = lease::keep_alive(service, call.into_requests());
-                respond(GrpcBody::Stream(answers.boxed_local()))
-            }
-            "/etcdserverpb.Cluster/MemberList" => call.unary(|request| cluster::member_list(service, request)).await,
-            "/etcdserverpb.Maintenance/Status" => {
-                call.unary(|request| maintenance::member_status(service, request)).await
-            }
-            "/etcdserverpb.Maintenance/Alarm" => call.unary(|request| maintenance::alarm(service, request)).await,
-            "/etcdserverpb.Maintenance/Defragment" => {
-                call.unary(|request| maintenance::defragment(service, request)).await
-            }
-            "/etcdserverpb.Maintenance/Hash" => call.unary(|request| maintenance::hash(service, request)).await,
-            "/etcdserverpb.Maintenance/HashKV" => call.unary(|request| maintenance::hash_kv(service, request)).await,
-            "/garboard.v1.Diagnostics/Stages" => call.unary(|request| diagnostics::stages(service, request)).await,
-            "/garboard.v1.Diagnostics/Checkpoint" => {
-                call.unary(|request| diagnostics::checkpoint(service, request)).await
-            }
-            "/grpc.health.v1.Health/Check" => call.unary(health::check).await,
-            "/grpc.health.v1.Health/Watch" => call.server_streaming(health::watch).await,
-            // The table of methods has what this match lacks; a test compares them.
-            _ => refuse(&Refusal::NotImplemented("this method").into()),
+/// Serves a call of a method that is there.
+async fn serve<B>(path: &str, call: Call<B>, service: Service, lease_ids: Rc<RefCell<LeaseIds>>) -> Response<GrpcBody>
+where
+    B: Body<Data = Bytes> + Unpin + 'static,
+{
+    match path {
+        "/etcdserverpb.KV/Range" => call.unary_framed(|request| range::range(service, request)).await,
+        "/etcdserverpb.KV/Put" => call.unary(|request| kv::put(service, request)).await,
+        "/etcdserverpb.KV/Txn" => call.unary_framed(|request| kv::txn(service, request)).await,
+        "/etcdserverpb.KV/DeleteRange" => call.unary(|request| kv::delete_range(service, request)).await,
+        "/etcdserverpb.KV/Compact" => call.unary(|request| kv::compact(service, request)).await,
+        "/etcdserverpb.KV/RangeStream" => call.server_streaming(|request| range::range_stream(service, request)).await,
+        "/etcdserverpb.Watch/Watch" => {
+            let responses = watch::watch(service, call.into_requests());
+            respond(GrpcBody::Stream(responses.boxed_local()))
         }
+        "/etcdserverpb.Lease/LeaseGrant" => {
+            call.unary(|request| lease::grant(service, request, || lease_ids.borrow_mut().draw())).await
+        }
+        "/etcdserverpb.Lease/LeaseRevoke" => call.unary(|request| lease::revoke(service, request)).await,
+        "/etcdserverpb.Lease/LeaseTimeToLive" => call.unary(|request| lease::time_to_live(service, request)).await,
+        "/etcdserverpb.Lease/LeaseLeases" => call.unary(|request| lease::leases(service, request)).await,
+        "/etcdserverpb.Lease/LeaseKeepAlive" => {
+            let answers = lease::keep_alive(service, call.into_requests());
+            respond(GrpcBody::Stream(answers.boxed_local()))
+        }
+        "/etcdserverpb.Cluster/MemberList" => call.unary(|request| cluster::member_list(service, request)).await,
+        "/etcdserverpb.Maintenance/Status" => call.unary(|request| maintenance::member_status(service, request)).await,
+        "/etcdserverpb.Maintenance/Alarm" => call.unary(|request| maintenance::alarm(service, request)).await,
+        "/etcdserverpb.Maintenance/Defragment" => call.unary(|request| maintenance::defragment(service, request)).await,
+        "/etcdserverpb.Maintenance/Hash" => call.unary(|request| maintenance::hash(service, request)).await,
+        "/etcdserverpb.Maintenance/HashKV" => call.unary(|request| maintenance::hash_kv(service, request)).await,
+        "/garboard.v1.Diagnostics/Stages" => call.unary(|request| diagnostics::stages(service, request)).await,
+        "/garboard.v1.Diagnostics/Checkpoint" => call.unary(|request| diagnostics::checkpoint(service, request)).await,
+        "/grpc.health.v1.Health/Check" => call.unary(health::check).await,
+        "/grpc.health.v1.Health/Watch" => call.server_streaming(health::watch).await,
+        // The table of methods has what this match lacks; a test compares them.
+        _ => refuse(&Refusal::NotImplemented("this method").into()),
     }
 }
 

@@ -24,7 +24,8 @@ use tonic::Code;
 use tower::Service as _;
 
 use super::*;
-use crate::core::{BlockingWork, Edge, Identity, LocalFuture, RequestLimits, Shared};
+use crate::connection::Connection;
+use crate::core::{BlockingWork, Edge, Identity, LocalFuture, Outbound, RequestLimits, Shared};
 use crate::stages::ReplyTimes;
 
 /// The path of a method.
@@ -84,13 +85,17 @@ impl Server {
                 max_txn_ops: 3,
                 request_timeout: Duration::from_secs(7),
                 max_pending_requests: 16,
+                request_bytes_per_core: 64 << 20,
+                answer_bytes_per_core: 1 << 30,
+                watch_bytes_per_core: 64 << 20,
             },
             raft_term: AtomicU64::new(2),
             stopping: AtomicBool::new(false),
             replies: vec![ReplyTimes::default()],
         };
         let core = Core::new(0, Arc::new(shared), std::rc::Rc::new(StillEdge), index.reader());
-        let routes = routes(core.clone());
+        // The answers' bytes stay with the test, which must not wait for its own room.
+        let routes = routes(core.clone(), Connection::new(core.wheel().clone(), 1 << 30));
         Server { core, routes, index: RefCell::new(index), canned: RefCell::default() }
     }
 
@@ -137,7 +142,7 @@ impl Server {
     pub(super) fn run<T>(&self, future: impl Future<Output = T>) -> T {
         let home = async {
             loop {
-                for Envelope { ticket, request, .. } in self.core.take_outbox().await {
+                for Outbound { envelope: Envelope { ticket, request, .. }, .. } in self.core.take_outbox().await {
                     self.core.deliver(ticket, self.home(request), Some(Duration::ZERO));
                 }
             }
@@ -399,7 +404,7 @@ fn messages_that_are_missing_or_do_not_decode_get_grpc_gos_answer() {
 fn a_client_version_must_be_text() {
     let server = Server::new();
     let call = |version: &[u8]| {
-        let body = frames::frame(&put_request("a", 1)).unwrap();
+        let body = Bytes::from(frames::frame(&put_request("a", 1)).unwrap());
         let version = HeaderValue::from_bytes(version).unwrap();
         server
             .call_with(grpc_request(PUT).header("client-api-version", version).body(Full::new(body)).unwrap())
@@ -436,7 +441,7 @@ fn leases_are_granted_listed_and_renewed_in_order() {
     let request = pb::LeaseTimeToLiveRequest { id: 9, keys: true };
     let left: pb::LeaseTimeToLiveResponse = server.ask("/etcdserverpb.Lease/LeaseTimeToLive", &request);
     assert_eq!((left.id, left.ttl, left.granted_ttl, left.keys.len()), (9, -1, 0, 0));
-    let requests = [1, 2].map(|id| frames::frame(&pb::LeaseKeepAliveRequest { id }).unwrap());
+    let requests = [1, 2].map(|id| Bytes::from(frames::frame(&pb::LeaseKeepAliveRequest { id }).unwrap()));
     let body = StreamBody::new(stream::iter(requests.map(|bytes| Ok::<_, Infallible>(Frame::data(bytes)))));
     let answer = server.call_with(grpc_request("/etcdserverpb.Lease/LeaseKeepAlive").body(body).unwrap());
     let renewed: Vec<pb::LeaseKeepAliveResponse> = answer.messages();

@@ -2,6 +2,7 @@
 
 use std::future::poll_fn;
 use std::pin::pin;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future::{Either, FutureExt, select};
@@ -16,13 +17,17 @@ use pb::watch_request::RequestUnion;
 use tonic::{Code, Status};
 
 use super::call::Requests;
-use super::context::{KEYSPACE, Service};
+use super::context::{KEYSPACE, Room, Service};
 use super::convert::{key_value, watch_keys};
 use super::errors::{Refusal, status};
 use super::frames::put_frame;
+use crate::limits::MEDIUM_ANSWER_BYTES;
 
 /// Responses that are ready together leave together, up to about so many bytes.
 const PIECE_BYTES: usize = 32 * 1024;
+
+/// How long a watch waits before it asks again for room where too many wait.
+const ROOM_RETRY: Duration = Duration::from_millis(100);
 
 /// Serves one watch stream until its client is gone.
 pub fn watch<B>(
@@ -67,9 +72,8 @@ where
     async fn next_piece(&mut self) -> Result<Bytes, Status> {
         loop {
             self.take_requests()?;
-            let piece = self.take_responses().await?;
-            if !piece.is_empty() {
-                return Ok(piece.into());
+            if let Some(piece) = self.take_responses().await? {
+                return Ok(piece);
             }
             self.wait().await?;
         }
@@ -91,9 +95,10 @@ where
     }
 
     /// Takes the responses that are ready, or some of them if they are many.
-    async fn take_responses(&self) -> Result<Vec<u8>, Status> {
+    async fn take_responses(&self) -> Result<Option<Bytes>, Status> {
         let OpenStream { service, id } = &self.open;
         let mut piece = Vec::new();
+        let room = self.room().await?;
         while piece.len() < PIECE_BYTES {
             let snapshot = service.core.reader(KEYSPACE).pin();
             let next = service.core.watches().with_hub(|hub| hub.next_response(*id, &snapshot.view()));
@@ -105,7 +110,20 @@ where
                 Err(need) => service.core.load(snapshot, need).await,
             }
         }
-        Ok(piece)
+        Ok((!piece.is_empty()).then(|| room.fill(piece)))
+    }
+
+    /// Room for a piece. A watch waits for it as long as it takes: what its client misses meanwhile it gets then.
+    async fn room(&self) -> Result<Room, Status> {
+        let service = &self.open.service;
+        loop {
+            // Pieces are of both kinds; a client that reads none of them must not be in the way of small answers.
+            match service.room(MEDIUM_ANSWER_BYTES + 1).await {
+                Ok(room) => return Ok(room),
+                Err(late) if late.code() == Code::DeadlineExceeded => return Err(late),
+                Err(_) => service.core.sleep(ROOM_RETRY).await,
+            }
+        }
     }
 
     /// Waits until the hub has something or the client asks for something, and handles the latter.

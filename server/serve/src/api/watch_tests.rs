@@ -42,7 +42,7 @@ impl<'s> Client<'s> {
     fn send(&self, request: RequestUnion) {
         let message = pb::WatchRequest { request_union: Some(request) };
         let bytes = frame(&message).unwrap();
-        self.requests.as_ref().expect("not half-closed").unbounded_send(Ok(Frame::data(bytes))).unwrap();
+        self.requests.as_ref().expect("not half-closed").unbounded_send(Ok(Frame::data(bytes.into()))).unwrap();
     }
 
     fn watch(&self, key: &str, request: pb::WatchCreateRequest) {

@@ -40,6 +40,13 @@ pub const ELECTION_TIMEOUT_LIMIT: Duration = Duration::from_secs(50);
 /// Shortest interval of progress notifications, as etcd has it.
 pub const PROGRESS_INTERVAL_MIN: Duration = Duration::from_millis(100);
 
+/// Default of `--grpc-keepalive-interval`.
+pub const DEFAULT_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2 * 3_600);
+/// Default of `--grpc-keepalive-timeout`.
+pub const DEFAULT_KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
+/// The shortest of either.
+pub const KEEPALIVE_MIN: Duration = Duration::from_secs(1);
+
 const DEFAULT_CLIENT_URL: &str = "http://localhost:2379";
 const DEFAULT_PEER_URL: &str = "http://localhost:2380";
 const DEFAULT_NAME: &str = "default";
@@ -111,6 +118,12 @@ pub struct Config {
     pub election_timeout: Duration,
     /// Time between progress notifications of an idle watch.
     pub watch_progress_interval: Duration,
+    /// Most calls under way on one connection.
+    pub max_concurrent_streams: u32,
+    /// How long a connection may be silent before its client is asked whether it is there.
+    pub keepalive_interval: Duration,
+    /// How long the client may take to answer that.
+    pub keepalive_timeout: Duration,
     /// What is logged.
     pub log_level: LogLevel,
     /// Changed bytes of the index that start a checkpoint; nothing: the index's own choice.
@@ -397,6 +410,9 @@ fn build(personality: Personality, values: &Values, warnings: &mut Vec<Warning>)
         heartbeat_interval,
         election_timeout,
         watch_progress_interval: progress_interval(values)?,
+        max_concurrent_streams: values.number("max-concurrent-streams", u32::MAX, 1, u32::MAX)?,
+        keepalive_interval: keepalive(values, "grpc-keepalive-interval", DEFAULT_KEEPALIVE_INTERVAL)?,
+        keepalive_timeout: keepalive(values, "grpc-keepalive-timeout", DEFAULT_KEEPALIVE_TIMEOUT)?,
         log_level: values.parsed("log-level", LogLevel::Info, "expected debug, info, warn, error, panic or fatal")?,
         checkpoint_bytes: values.checkpoint_bytes()?,
         cores: values.cores()?,
@@ -534,6 +550,16 @@ fn timers(values: &Values) -> Result<(Duration, Duration), ConfigError> {
         return Err(ConfigError::ElectionTooShort { election_ms, heartbeat_ms });
     }
     Ok((Duration::from_millis(heartbeat_ms), Duration::from_millis(election_ms)))
+}
+
+/// As with etcd, 0 stands for gRPC's own default, and nothing is quicker than a second.
+fn keepalive(values: &Values, name: &'static str, default: Duration) -> Result<Duration, ConfigError> {
+    let Some((text, source)) = values.get(name) else { return Ok(default) };
+    match duration::parse(text) {
+        Some(Duration::ZERO) => Ok(default),
+        Some(time) => Ok(time.max(KEEPALIVE_MIN)),
+        None => Err(ConfigError::bad_value(text, source, "expected a duration such as 2h")),
+    }
 }
 
 fn progress_interval(values: &Values) -> Result<Duration, ConfigError> {

@@ -1,9 +1,11 @@
 //! What a core needs of its executor.
 
 use std::future::Future;
+use std::pin::Pin;
 use std::time::{Duration, Instant};
 
 use crate::core::{BlockingWork, Edge, LocalFuture};
+use crate::wheel::{Until, Wheel};
 
 /// The executor of one core.
 #[derive(Clone, Copy, Debug)]
@@ -53,6 +55,46 @@ where
         garboard_executor::spawn(future);
     }
 }
+
+/// hyper's deadlines, kept on the core's wheel.
+#[derive(Clone, Debug)]
+pub struct CoreTimer {
+    wheel: Wheel,
+    started: Instant,
+}
+
+impl CoreTimer {
+    /// `started` is what the wheel counts from.
+    pub fn new(wheel: Wheel, started: Instant) -> CoreTimer {
+        CoreTimer { wheel, started }
+    }
+}
+
+impl hyper::rt::Timer for CoreTimer {
+    fn sleep(&self, duration: Duration) -> Pin<Box<dyn hyper::rt::Sleep>> {
+        Box::pin(CoreSleep(self.wheel.until(self.wheel.now() + duration)))
+    }
+
+    fn sleep_until(&self, deadline: Instant) -> Pin<Box<dyn hyper::rt::Sleep>> {
+        Box::pin(CoreSleep(self.wheel.until(deadline.saturating_duration_since(self.started))))
+    }
+
+    fn now(&self) -> Instant {
+        self.started + self.wheel.now()
+    }
+}
+
+struct CoreSleep(Until);
+
+impl Future for CoreSleep {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut std::task::Context<'_>) -> std::task::Poll<()> {
+        Pin::new(&mut self.0).poll(cx)
+    }
+}
+
+impl hyper::rt::Sleep for CoreSleep {}
 
 /// Ends the process at once, with a message that says why. Nothing that was not durable has been acknowledged.
 pub fn stop_process(message: &str) -> ! {

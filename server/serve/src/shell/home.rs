@@ -14,7 +14,6 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use garboard_replica::envelope::Envelope;
 use garboard_replica::member::{Effect, Fatal, Member};
 use garboard_replica::request::KeyspaceId;
 use garboard_storage::{IndexIo, IoFailure, IoId, IoOp, PageId};
@@ -23,11 +22,11 @@ use garboard_wal::{DiskError, LogFailure, OpId};
 use super::edge::{stop_process, with_sources};
 use super::index_file::IndexFile;
 use super::log_files::LogFiles;
-use super::mesh::{Answers, BACKLOG_MESSAGES_MAX, Outgoing, ToCore};
+use super::mesh::{Answers, Outgoing, ToCore, batch_bytes};
 use super::net::CoreLoad;
 use super::scrub::Scrub;
 use super::start::StartError;
-use crate::core::{Core, Edge, LocalFuture, Shared};
+use crate::core::{Core, Edge, LocalFuture, Outbound, Shared};
 
 /// How long the checkpoint's writer rests after each write, so that the log's writes find the device free.
 const PACE_REST: Duration = Duration::from_millis(1);
@@ -45,7 +44,7 @@ pub struct Inbox(Rc<InboxState>);
 
 #[derive(Default)]
 struct InboxState {
-    requests: RefCell<Vec<Envelope>>,
+    requests: RefCell<Vec<Outbound>>,
     /// When the oldest of them was asked.
     since: Cell<Option<Duration>>,
     completions: RefCell<Vec<Completion>>,
@@ -56,7 +55,7 @@ struct InboxState {
 
 impl Inbox {
     /// Adds another core's requests, the oldest of which was asked at `since`.
-    pub fn requests(&self, mut batch: Vec<Envelope>, since: Option<Duration>) {
+    pub fn requests(&self, mut batch: Vec<Outbound>, since: Option<Duration>) {
         self.0.requests.borrow_mut().append(&mut batch);
         self.0.since.set(self.0.since.get().into_iter().chain(since).min());
         self.wake();
@@ -124,13 +123,16 @@ impl Home {
         loop {
             let now = self.edge.now();
             self.take_completions(now);
-            let held_back = self.outgoing.iter().any(|core| core.backlog() >= BACKLOG_MESSAGES_MAX);
+            let held_back = self.outgoing.iter().any(Outgoing::is_full);
             if !held_back {
                 batch.append(&mut self.inbox.0.requests.borrow_mut());
                 self.core.drain_outbox(&mut batch);
+                // For those whose time is over nobody waits any more.
+                batch.retain(|request| request.deadline > now);
                 let asked = self.inbox.0.since.take().into_iter().chain(self.core.take_outbox_since()).min();
                 if !batch.is_empty() {
-                    self.member.handle_requests_since(now, asked.unwrap_or(now), batch.drain(..));
+                    let requests = batch.drain(..).map(|Outbound { envelope, .. }| envelope);
+                    self.member.handle_requests_since(now, asked.unwrap_or(now), requests);
                 }
             }
             if self.member.poll_timeout().is_some_and(|due| due <= now) {
@@ -211,10 +213,12 @@ impl Home {
                 Effect::Index(io) => index_queue.push(io),
                 Effect::LoadPage(page) => self.load_page(page),
                 Effect::Events(events) => {
+                    let mut bytes = None;
                     for (core, load) in self.outgoing.iter().zip(self.loads.iter()).skip(1) {
                         // A core without connections has no watches; it is told of the revision before its first one.
                         if load.connections.load(Ordering::Relaxed) > 0 {
-                            core.push(ToCore::Events(events.clone()));
+                            let bytes = *bytes.get_or_insert_with(|| batch_bytes(&events));
+                            core.push_events(events.clone(), bytes);
                         }
                     }
                     self.core.handle_events(&events);

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use garboard_replica::limits::PENDING_BYTES_MAX;
 use garboard_storage::{IndexConfig, limits};
 
 use super::cores::ancestors;
@@ -10,6 +11,10 @@ use super::cores::ancestors;
 /// Changed pages take at most one part in so many of the memory that there is: the rest is for requests, for what waits
 /// to be applied, and for the page cache, without which reads would wait for the disk.
 const DIRTY_SHARE: u64 = 8;
+/// Proposals that wait to be applied take at most one part in so many.
+const PENDING_SHARE: u64 = 16;
+/// They may always take this much: a few requests of the usual largest size.
+const PENDING_BYTES_MIN: u64 = 8 << 20;
 /// Changed pages may always take this much: with less, checkpoints would follow each other without a rest.
 const DIRTY_BYTES_MIN: u64 = 16 << 20;
 
@@ -20,6 +25,12 @@ pub fn index_config(cluster_id: u64, member_id: u64) -> IndexConfig {
     let checkpoint_bytes = (dirty_bytes_max / 2).min(limits::CHECKPOINT_BYTES);
     tracing::debug!(?memory_bytes, dirty_bytes_max, "bounded the index's changed pages");
     IndexConfig { checkpoint_bytes, dirty_bytes_max, ..IndexConfig::new(cluster_id, member_id) }
+}
+
+/// Bytes of proposals that may wait to be applied.
+pub fn pending_bytes_max() -> u64 {
+    let share = usable_bytes().map_or(PENDING_BYTES_MAX, |memory| memory / PENDING_SHARE);
+    share.clamp(PENDING_BYTES_MIN, PENDING_BYTES_MAX)
 }
 
 fn dirty_budget(memory_bytes: Option<u64>) -> u64 {

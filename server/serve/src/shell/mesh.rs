@@ -11,23 +11,21 @@ use std::time::Duration;
 use futures::SinkExt;
 use futures::channel::mpsc::{self, Receiver, Sender};
 use garboard_replica::Error;
-use garboard_replica::envelope::{Envelope, Response, Ticket};
+use garboard_replica::envelope::{Response, Ticket};
 use garboard_replica::events::EventBatch;
+use garboard_replica::watch::limits::EVENT_OVERHEAD_BYTES;
 
 use super::net::Accepted;
-
-/// Messages a queue holds before its producer waits.
-pub const QUEUE_MESSAGES: usize = 256;
-
-/// Messages that may wait for one core before the home core stops taking requests.
-pub const BACKLOG_MESSAGES_MAX: usize = 4096;
+use crate::budget::{Budget, Share};
+use crate::core::Outbound;
+use crate::limits::{BACKLOG_BYTES_MAX, BACKLOG_MESSAGES_MAX, QUEUE_MESSAGES};
 
 /// What the home core sends to another one.
 pub enum ToCore {
     /// Answers for the core's connections.
     Answers(Answers),
-    /// What was applied and published.
-    Events(Arc<EventBatch>),
+    /// What was applied and published, and the share it has of what may be on its way.
+    Events(Arc<EventBatch>, Share),
     /// Nothing up to this revision was sent; a core that had no connections learns it before its first one.
     Restore(i64),
     /// A connection to serve.
@@ -39,7 +37,7 @@ pub enum ToHome {
     /// Its connections' requests.
     Requests {
         /// The requests.
-        batch: Vec<Envelope>,
+        batch: Vec<Outbound>,
         /// When the oldest of them was asked.
         since: Option<Duration>,
     },
@@ -70,16 +68,29 @@ pub fn lane() -> Lane {
 }
 
 /// The home core's outgoing side towards one core: what does not fit the queue waits here, in order.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct Outgoing(Rc<OutgoingState>);
 
-#[derive(Default)]
 struct OutgoingState {
+    /// Bytes of events that are on their way.
+    bytes: Budget,
     waiting: RefCell<VecDeque<ToCore>>,
     waker: Cell<Option<Waker>>,
 }
 
+impl Default for Outgoing {
+    fn default() -> Outgoing {
+        let bytes = Budget::new(BACKLOG_BYTES_MAX, 0);
+        Outgoing(Rc::new(OutgoingState { bytes, waiting: RefCell::default(), waker: Cell::default() }))
+    }
+}
+
 impl Outgoing {
+    /// Queues events of so many bytes.
+    pub fn push_events(&self, events: Arc<EventBatch>, bytes: usize) {
+        self.push(ToCore::Events(events, self.0.bytes.force(bytes)));
+    }
+
     /// Queues a message behind all earlier ones.
     pub fn push(&self, message: ToCore) {
         self.0.waiting.borrow_mut().push_back(message);
@@ -88,9 +99,9 @@ impl Outgoing {
         }
     }
 
-    /// Messages that wait.
-    pub fn backlog(&self) -> usize {
-        self.0.waiting.borrow().len()
+    /// Whether so much waits that no more should come.
+    pub fn is_full(&self) -> bool {
+        self.0.waiting.borrow().len() >= BACKLOG_MESSAGES_MAX || self.0.bytes.taken() >= BACKLOG_BYTES_MAX
     }
 
     /// Moves messages into the queue, for as long as the other core lives.
@@ -109,4 +120,9 @@ impl Outgoing {
             }
         }
     }
+}
+
+/// What a batch of events takes on its way.
+pub fn batch_bytes(batch: &EventBatch) -> usize {
+    batch.events.iter().map(|event| event.kv.key.len() + event.kv.value.len() + EVENT_OVERHEAD_BYTES).sum()
 }

@@ -33,6 +33,7 @@ use std::time::{Duration, Instant};
 use futures::channel::mpsc::{Receiver, Sender};
 use futures::{SinkExt, StreamExt};
 use garboard_replica::request::KeyspaceId;
+use garboard_replica::watch::limits::HUB_RECENT_BYTES;
 use garboard_storage::Reader;
 
 use self::data_dir::DataDir;
@@ -40,19 +41,19 @@ use self::edge::CoreEdge;
 pub use self::edge::with_sources;
 use self::home::{Home, Inbox};
 use self::mesh::{Answers, Lane, Outgoing, ToCore, ToHome};
-use self::net::{Accepted, CoreLoad, Listener};
+use self::net::{Accepted, ConnectionConfig, CoreLoad, Listener};
 pub use self::salvage::{Salvage, salvage};
 pub use self::start::StartError;
 use crate::config::{Config, GARBOARD_VERSION, ListenAddress};
 use crate::core::{Core, Edge, Identity, RequestLimits, Shared};
+use crate::limits::{
+    ANSWER_BYTES_PER_CORE, BUDGET_BYTES_MIN, BUDGET_SHARE_OF_MEMORY, PENDING_REQUESTS_MAX, REQUEST_BYTES_PER_CORE,
+    STREAMS_PER_CONNECTION_MAX, TICK,
+};
 use crate::stages::ReplyTimes;
 
-/// Requests that wait for the home core at once, on each core.
-const PENDING_REQUESTS_MAX: usize = 65_536;
 /// How often the home core looks whether the server is to stop.
 const STOP_LOOK_INTERVAL: Duration = Duration::from_millis(20);
-/// How often requests whose time is over are looked for.
-const EXPIRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Serves until a signal asks to stop.
 ///
@@ -74,7 +75,8 @@ pub fn run(config: Config) -> Result<(), StartError> {
     cpus.sort_by_key(|cpu| Some(*cpu) != home);
     tracing::info!(version = GARBOARD_VERSION, "starting on processors {cpus:?}, the first is the keyspace's home");
 
-    let shared = Arc::new(shared(&config, cpus.len()));
+    raise_descriptor_limit();
+    let shared = Arc::new(shared(&config, memory::usable_bytes().unwrap_or(u64::MAX), cpus.len()));
     let stop = shared.clone();
     let server = Server {
         config,
@@ -93,7 +95,22 @@ pub fn run(config: Config) -> Result<(), StartError> {
     signals::wait_for(&stop, &finished)
 }
 
-fn shared(config: &Config, core_count: usize) -> Shared {
+/// Lets the process have as many descriptors as it may: each connection is one, and the usual soft limit is 1,024.
+fn raise_descriptor_limit() {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let raised = rustix::process::Rlimit { current: limit.maximum, maximum: limit.maximum };
+    if let Err(error) = rustix::process::setrlimit(rustix::process::Resource::Nofile, raised) {
+        tracing::warn!("the limit of open files stays at {:?}: {error}", limit.current);
+    }
+}
+
+/// What a core gets of a budget: its default, or its part of the budget's share of the memory where that is less.
+fn budget_per_core(default: usize, memory_bytes: u64, cores: usize) -> usize {
+    let share = usize::try_from(memory_bytes / BUDGET_SHARE_OF_MEMORY).unwrap_or(usize::MAX) / cores;
+    share.clamp(BUDGET_BYTES_MIN, default)
+}
+
+fn shared(config: &Config, memory_bytes: u64, cores: usize) -> Shared {
     let local = config.cluster.local();
     Shared {
         identity: Identity {
@@ -108,10 +125,23 @@ fn shared(config: &Config, core_count: usize) -> Shared {
             max_txn_ops: config.max_txn_ops,
             request_timeout: config.request_timeout(),
             max_pending_requests: PENDING_REQUESTS_MAX,
+            request_bytes_per_core: budget_per_core(REQUEST_BYTES_PER_CORE, memory_bytes, cores),
+            answer_bytes_per_core: budget_per_core(ANSWER_BYTES_PER_CORE, memory_bytes, cores),
+            watch_bytes_per_core: budget_per_core(HUB_RECENT_BYTES, memory_bytes, cores),
         },
         raft_term: AtomicU64::new(0),
         stopping: AtomicBool::new(false),
-        replies: (0..core_count).map(|_| ReplyTimes::default()).collect(),
+        replies: (0..cores).map(|_| ReplyTimes::default()).collect(),
+    }
+}
+
+fn connection_config(config: &Config, started: Instant) -> ConnectionConfig {
+    ConnectionConfig {
+        streams_max: config.max_concurrent_streams.min(STREAMS_PER_CONNECTION_MAX),
+        keepalive_interval: config.keepalive_interval,
+        keepalive_timeout: config.keepalive_timeout,
+        watch_progress_interval: config.watch_progress_interval,
+        started,
     }
 }
 
@@ -143,14 +173,14 @@ impl Server {
         let (home_ends, core_ends): (Vec<_>, Vec<_>) = lanes.into_iter().map(|lane| (lane.home, lane.core)).unzip();
         let (opened, reader) = mpsc::channel();
         let (shared, loads, started) = (self.shared.clone(), self.loads.clone(), self.started);
-        let progress_interval = self.config.watch_progress_interval;
+        let connections = connection_config(&self.config, started);
         let home = on_core(cpus[0], move || home_core(self, home_ends, listeners, opened))?;
         if let Ok(reader) = reader.recv() {
             for (position, (cpu, ends)) in cpus.iter().skip(1).zip(core_ends).enumerate() {
                 let (shared, loads, reader) = (shared.clone(), loads.clone(), reader.clone());
                 // It serves until the process ends.
                 drop(on_core(*cpu, move || {
-                    other_core(position + 1, shared, loads, started, reader, progress_interval, ends)
+                    other_core(position + 1, shared, loads, started, reader, connections, ends)
                 })?);
             }
         }
@@ -186,6 +216,7 @@ async fn home_core(
 ) -> Result<(), StartError> {
     let Server { config, dir, shared, loads, started } = server;
     let edge = Rc::new(CoreEdge::new(started));
+    let connections = connection_config(&config, started);
     let member = start::open_member(&dir, &config, edge.now()).await?;
     let reader = member.member.reader();
     let core = Core::new(0, shared.clone(), edge.clone(), reader.clone());
@@ -224,7 +255,7 @@ async fn home_core(
         start::mark_ready(&dir, &config)?;
         for (listener, address) in listeners.into_iter().zip(&config.listen_client) {
             let listener = net::listen(listener).map_err(|source| listening_failed(address, source))?;
-            let place = placement(core.clone(), loads.clone(), outgoing.clone());
+            let place = placement(core.clone(), loads.clone(), outgoing.clone(), connections);
             garboard_executor::spawn(net::accept(listener, loads.clone(), place));
         }
         for address in &config.listen_client {
@@ -236,10 +267,15 @@ async fn home_core(
 }
 
 /// Brings connections to the cores chosen for them.
-fn placement(core: Core, loads: Arc<Vec<CoreLoad>>, outgoing: Vec<Outgoing>) -> impl Fn(usize, Accepted) {
+fn placement(
+    core: Core,
+    loads: Arc<Vec<CoreLoad>>,
+    outgoing: Vec<Outgoing>,
+    connections: ConnectionConfig,
+) -> impl Fn(usize, Accepted) {
     move |index, connection| match (net::admit(&loads[index]), index) {
         (None, _) => drop(connection),
-        (Some(_), 0) => garboard_executor::spawn(net::serve(core.clone(), connection, loads.clone(), 0)),
+        (Some(_), 0) => garboard_executor::spawn(net::serve(core.clone(), connection, loads.clone(), 0, connections)),
         (Some(only), other) => {
             if only {
                 outgoing[other].push(ToCore::Restore(core.reader(KeyspaceId(0)).revision()));
@@ -255,13 +291,13 @@ async fn other_core(
     loads: Arc<Vec<CoreLoad>>,
     started: Instant,
     reader: Reader,
-    progress_interval: Duration,
+    connections: ConnectionConfig,
     (mut to_home, mut from_home): CoreEnds,
 ) {
     let edge = Rc::new(CoreEdge::new(started));
     let number = u16::try_from(index).unwrap_or(u16::MAX);
     let core = Core::new(number, shared, edge, reader);
-    core.watches().set_progress_interval(progress_interval);
+    core.watches().set_progress_interval(connections.watch_progress_interval);
     core_tasks(&core, &loads, index);
     let sender = core.clone();
     garboard_executor::spawn(async move {
@@ -280,10 +316,10 @@ async fn other_core(
                     core.deliver(ticket, result, published);
                 }
             }
-            ToCore::Events(events) => core.handle_events(&events),
+            ToCore::Events(events, _share) => core.handle_events(&events),
             ToCore::Restore(revision) => core.watches().restore(revision),
             ToCore::Connection(connection) => {
-                garboard_executor::spawn(net::serve(core.clone(), connection, loads.clone(), index));
+                garboard_executor::spawn(net::serve(core.clone(), connection, loads.clone(), index, connections));
             }
         }
     }
@@ -305,8 +341,8 @@ fn core_tasks(core: &Core, loads: &Arc<Vec<CoreLoad>>, index: usize) {
     let core = core.clone();
     garboard_executor::spawn(async move {
         loop {
-            core.sleep(EXPIRY_INTERVAL).await;
-            core.expire_requests();
+            core.sleep(TICK).await;
+            core.tick();
         }
     });
 }

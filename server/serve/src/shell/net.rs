@@ -8,35 +8,30 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use futures::future::{Either, select};
 use garboard_executor::sleep;
 use socket2::{Domain, Protocol, Type};
 
-use super::edge::CoreExecutor;
+use super::edge::{CoreExecutor, CoreTimer};
 use super::timed_stream::TimedStream;
 use crate::api;
 use crate::config::ListenAddress;
+use crate::connection::Guarded;
 use crate::core::Core;
+use crate::limits::{
+    ACCEPT_BACKLOG, CONNECTION_WINDOW_BYTES, CONNECTIONS_PER_CORE_MAX, FRAME_BYTES_MAX, HEADER_LIST_BYTES_MAX,
+    HEADER_TABLE_BYTES, RESETS_FOR_ERRORS_MAX, RESETS_UNSEEN_MAX, STREAM_SEND_BUFFER_BYTES, STREAM_WINDOW_BYTES,
+};
 
-/// Connections that wait to be accepted.
-const ACCEPT_BACKLOG: i32 = 1024;
-/// Most connections one core serves; beyond it new ones are closed at once.
-pub const CONNECTIONS_PER_CORE_MAX: u32 = 16_384;
 /// How often an address in use is tried again, and after which time.
 const BIND_TRIES: u32 = 100;
 const BIND_RETRY: Duration = Duration::from_millis(20);
-/// Most requests under way on one connection.
-const STREAMS_PER_CONNECTION_MAX: u32 = 16_384;
-/// Bytes a client may send ahead on one request.
-const STREAM_WINDOW_BYTES: u32 = 1 << 20;
-/// Bytes a client may send ahead on one connection.
-const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
-/// Bytes that may wait for a client to read them, on each request.
-const STREAM_SEND_BUFFER_BYTES: usize = 256 << 10;
 /// The home core serves new connections itself while it is busy less than this, in thousandths.
 const HOME_BUSY_PERMILLE: u32 = 700;
 
@@ -192,40 +187,75 @@ pub fn admit(load: &CoreLoad) -> Option<bool> {
     None
 }
 
+/// What a server's configuration says of its connections.
+#[derive(Clone, Copy, Debug)]
+pub struct ConnectionConfig {
+    /// Most calls under way.
+    pub streams_max: u32,
+    /// How long a connection may be silent before its client is asked whether it is there.
+    pub keepalive_interval: Duration,
+    /// How long the client may take to answer that.
+    pub keepalive_timeout: Duration,
+    /// How often a quiet watch is told how far it is.
+    pub watch_progress_interval: Duration,
+    /// What the cores' times count from.
+    pub started: Instant,
+}
+
 /// Serves one admitted connection until it ends.
-pub async fn serve(core: Core, connection: Accepted, load: Arc<Vec<CoreLoad>>, index: usize) {
+pub async fn serve(core: Core, connection: Accepted, load: Arc<Vec<CoreLoad>>, index: usize, config: ConnectionConfig) {
     let load = &load[index];
-    let outcome = match connection {
+    let ended = match connection {
         Accepted::Tcp(stream) => {
             let _ = stream.set_nodelay(true);
             match stream.set_nonblocking(true) {
-                Ok(()) => serve_stream(core, stream).await,
+                Ok(()) => serve_stream(core, stream, config).await,
                 Err(error) => Err(error.into()),
             }
         }
         Accepted::Unix(stream) => match stream.set_nonblocking(true) {
-            Ok(()) => serve_stream(core, stream).await,
+            Ok(()) => serve_stream(core, stream, config).await,
             Err(error) => Err(error.into()),
         },
     };
-    if let Err(error) = outcome {
+    if let Err(error) = ended {
         tracing::debug!("connection ended: {error}");
     }
     load.connections.fetch_sub(1, Ordering::Relaxed);
 }
 
-async fn serve_stream<S: AsFd + Unpin + 'static>(core: Core, socket: S) -> Result<(), Box<dyn Error>> {
-    let routes = api::routes(core.clone());
-    let stream = TimedStream::new(garboard_executor::Socket::new(socket), core, routes.unsent());
+async fn serve_stream<S>(core: Core, socket: S, config: ConnectionConfig) -> Result<(), Box<dyn Error>>
+where
+    S: AsFd + Unpin + 'static,
+{
+    let guard = core.watch_connection();
+    let connection = guard.connection().clone();
+    let timer = CoreTimer::new(core.wheel().clone(), config.started);
+    let routes = api::routes(core.clone(), connection.clone());
+    let stream = Guarded::new(garboard_executor::Socket::new(socket), connection.clone());
+    let stream = TimedStream::new(stream, core, routes.unsent());
     let service = hyper_util::service::TowerToHyperService::new(routes);
-    hyper::server::conn::http2::Builder::new(CoreExecutor)
-        .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)
+    let served = hyper::server::conn::http2::Builder::new(CoreExecutor)
+        .timer(timer)
+        .keep_alive_interval(config.keepalive_interval)
+        .keep_alive_timeout(config.keepalive_timeout)
+        .max_concurrent_streams(config.streams_max)
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_send_buf_size(STREAM_SEND_BUFFER_BYTES)
-        .serve_connection(stream, service)
-        .await?;
-    Ok(())
+        .max_frame_size(FRAME_BYTES_MAX)
+        .max_header_list_size(HEADER_LIST_BYTES_MAX)
+        .header_table_size(HEADER_TABLE_BYTES)
+        .max_pending_accept_reset_streams(RESETS_UNSEEN_MAX)
+        .max_local_error_reset_streams(RESETS_FOR_ERRORS_MAX)
+        .serve_connection(stream, service);
+    match select(served, pin!(connection.ended())).await {
+        Either::Left((outcome, _)) => Ok(outcome?),
+        Either::Right((reason, _)) => {
+            tracing::info!("closed a connection: {reason}");
+            Ok(())
+        }
+    }
 }
 
 /// Keeps a core's load figure, for as long as the server lives.

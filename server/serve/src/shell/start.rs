@@ -229,6 +229,7 @@ fn member_config(config: &Config) -> Result<MemberConfig, StartError> {
             config::AutoCompaction::Periodic(period) => AutoCompaction::Periodic(period),
             config::AutoCompaction::Revision(count) => AutoCompaction::Revision(count),
         },
+        pending_bytes_max: memory::pending_bytes_max(),
         ..MemberConfig::single(member_id)
     })
 }
