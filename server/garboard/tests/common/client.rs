@@ -100,6 +100,20 @@ impl Client {
         Ok(Stream { body, unread: BytesMut::new() })
     }
 
+    /// Makes one call, among others of the same thread.
+    pub async fn call_async<Q: Message, A: Message + Default>(
+        &self,
+        method: &str,
+        request: &Q,
+    ) -> Result<A, CallError> {
+        within(CALL_TIMEOUT, unary(self.sender.clone(), &self.authority, method, request)).await?
+    }
+
+    /// Runs something besides what this thread does.
+    pub fn spawn(work: impl Future<Output = ()> + Send + 'static) {
+        runtime().spawn(work);
+    }
+
     pub fn put(&self, key: impl AsRef<[u8]>, value: impl Into<Bytes>) -> Result<i64, CallError> {
         let request =
             PutRequest { key: Bytes::copy_from_slice(key.as_ref()), value: value.into(), ..Default::default() };

@@ -4,17 +4,20 @@
 //! waited for, with deadlines that a loaded machine meets.
 #![allow(dead_code, clippy::unwrap_used, reason = "each test binary uses a part; what fails here fails the test")]
 
+pub mod cgroup;
 pub mod client;
 pub mod files;
 pub mod load;
+pub mod memory;
 pub mod mount;
+pub mod raw;
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -27,9 +30,11 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 /// What a server says once it serves.
 const READY: &str = "ready to serve client requests";
 
-/// The executable under test.
+/// The executable under test: this build's own, or the one that `GARBOARD_EXECUTABLE` names, to measure a release build.
 pub fn executable() -> &'static Path {
-    Path::new(env!("CARGO_BIN_EXE_garboard"))
+    static NAMED: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let named = NAMED.get_or_init(|| std::env::var_os("GARBOARD_EXECUTABLE").map(PathBuf::from));
+    named.as_deref().unwrap_or(Path::new(env!("CARGO_BIN_EXE_garboard")))
 }
 
 /// Waits until a condition holds.
