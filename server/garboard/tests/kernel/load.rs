@@ -209,11 +209,11 @@ impl Writer {
             }
             let op = if self.keys.contains_key(&key) && self.random.percent(25) {
                 changes.push(Change::Delete { key: key.clone() });
-                Op::RequestDeleteRange(DeleteRangeRequest { key, ..Default::default() })
+                Op::RequestDeleteRange(Box::new(DeleteRangeRequest { key, ..Default::default() }))
             } else {
                 let (request, change) = self.put_of(key);
                 changes.push(change);
-                Op::RequestPut(request)
+                Op::RequestPut(Box::new(request))
             };
             success.push(RequestOp { request: Some(op) });
         }
@@ -237,7 +237,7 @@ impl Writer {
             ..Default::default()
         };
         let (request, change) = self.put_of(key);
-        let success = vec![RequestOp { request: Some(Op::RequestPut(request)) }];
+        let success = vec![RequestOp { request: Some(Op::RequestPut(Box::new(request))) }];
         let txn = TxnRequest { compare: vec![compare], success, ..Default::default() };
         Order { call: Call::Txn(txn), changes: vec![change], lease: None }
     }
