@@ -19,7 +19,7 @@ use garboard_replica::envelope::{Envelope, Request, Response, Ticket};
 use garboard_replica::events::EventBatch;
 use garboard_replica::request::{Context, KeyspaceId};
 use garboard_replica::watch::WatchConfig;
-use garboard_storage::{NeedPage, Reader, Snapshot};
+use garboard_storage::{NeedPage, PageError, Reader, Snapshot};
 
 use crate::api::{MESSAGE_OVERHEAD_BYTES, Watches};
 use crate::budget::{Answers, Budget, Share};
@@ -47,8 +47,8 @@ pub trait Edge {
     fn blocking(&self, work: BlockingWork) -> LocalFuture<()>;
     /// Lets the core's other tasks run.
     fn yield_now(&self) -> LocalFuture<()>;
-    /// Ends the process: the state on disk can't be relied upon.
-    fn fatal(&self, message: String) -> !;
+    /// Ends the process: a page of the index can't be relied upon, and is never served.
+    fn page_failed(&self, error: PageError) -> !;
 }
 
 /// Who this member is.
@@ -274,14 +274,14 @@ impl Core {
         let outcome = failure.clone();
         let work = move || {
             if let Err(error) = reader.load(need.0) {
-                *outcome.lock().expect("no holder of this lock panics") = Some(error.to_string());
+                *outcome.lock().expect("no holder of this lock panics") = Some(error);
             }
         };
         self.0.edge.blocking(Box::new(work)).await;
         drop(snapshot);
         let failed = failure.lock().expect("no holder of this lock panics").take();
-        if let Some(message) = failed {
-            self.0.edge.fatal(message);
+        if let Some(error) = failed {
+            self.0.edge.page_failed(error);
         }
     }
 

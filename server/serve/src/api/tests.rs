@@ -54,8 +54,8 @@ impl Edge for StillEdge {
         Box::pin(ready(()))
     }
 
-    fn fatal(&self, message: String) -> ! {
-        panic!("{message}")
+    fn page_failed(&self, error: garboard_storage::PageError) -> ! {
+        panic!("{error}")
     }
 }
 

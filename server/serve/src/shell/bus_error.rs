@@ -1,8 +1,10 @@
 //! SIGBUS: what the kernel sends where a page of the mapped index can't be read. There is no answer that would not be
 //! a guess, so the process ends, with a message that says which page of which file.
 
+use std::ffi::OsStr;
 use std::io;
-use std::path::Path;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use garboard_storage::{MappedFile, PageFile};
@@ -19,9 +21,13 @@ static WATCHED: OnceLock<(Arc<MappedFile>, Vec<u8>)> = OnceLock::new();
 /// # Errors
 /// Where the handler can't be installed.
 pub fn watch(index: Arc<MappedFile>, path: &Path) -> io::Result<()> {
-    use std::os::unix::ffi::OsStrExt;
     assert!(WATCHED.set((index, path.as_os_str().as_bytes().to_vec())).is_ok(), "a process serves one index");
     install()
+}
+
+/// The path of the index that is watched over.
+pub fn watched_path() -> PathBuf {
+    WATCHED.get().map_or_else(PathBuf::new, |(_, path)| PathBuf::from(OsStr::from_bytes(path)))
 }
 
 #[allow(unsafe_code)]

@@ -4,6 +4,9 @@ use std::future::Future;
 use std::pin::Pin;
 use std::time::{Duration, Instant};
 
+use garboard_storage::PageError;
+
+use super::bus_error;
 use crate::core::{BlockingWork, Edge, LocalFuture};
 use crate::wheel::{Until, Wheel};
 
@@ -37,8 +40,8 @@ impl Edge for CoreEdge {
         Box::pin(garboard_executor::yield_now())
     }
 
-    fn fatal(&self, message: String) -> ! {
-        stop_process(&message)
+    fn page_failed(&self, error: PageError) -> ! {
+        stop_over_page(&error)
     }
 }
 
@@ -100,6 +103,16 @@ impl hyper::rt::Sleep for CoreSleep {}
 pub fn stop_process(message: &str) -> ! {
     eprintln!("garboard: {message}");
     std::process::exit(1)
+}
+
+/// Ends the process over a page of the index that can't be read or is damaged, and says in which file, and what to do.
+pub fn stop_over_page(error: &PageError) -> ! {
+    stop_process(&format!(
+        "{}: {}; nothing of it was served. Check the device and the kernel's log, then start again; if it stays so, \
+         restore the member from a snapshot into an empty --data-dir",
+        bus_error::watched_path().display(),
+        with_sources(error)
+    ))
 }
 
 /// An error's message and those of what caused it.

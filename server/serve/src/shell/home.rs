@@ -140,7 +140,7 @@ impl Home {
             }
             self.pump(&index_queue, &mut answers);
             index_queue.hurry(self.member.is_checkpoint_urgent());
-            scrub.step(now, self.member.machine().index(), &self.index_file, &self.inbox);
+            scrub.step(now, self.member.machine().index(), &self.inbox);
             for (core, answers) in answers.iter_mut().enumerate() {
                 if !answers.answers.is_empty() {
                     self.outgoing[core].push(ToCore::Answers(std::mem::take(answers)));

@@ -7,9 +7,8 @@ use std::time::Duration;
 
 use garboard_storage::Index;
 
-use super::edge::{stop_process, with_sources};
+use super::edge::stop_over_page;
 use super::home::Inbox;
-use super::index_file::IndexFile;
 
 /// Pages of one step: 256 KiB.
 const STEP_PAGES: usize = 64;
@@ -38,7 +37,7 @@ impl Scrub {
 
     /// Starts a step if it is time for one, and rings when it is done. A damaged page ends the process: it is never
     /// served.
-    pub fn step(&mut self, now: Duration, index: &Index, file: &IndexFile, inbox: &Inbox) {
+    pub fn step(&mut self, now: Duration, index: &Index, inbox: &Inbox) {
         if now < self.due || self.under_way.get() {
             return;
         }
@@ -49,18 +48,14 @@ impl Scrub {
             return;
         }
         let reader = index.reader();
-        let (path, under_way, inbox) = (file.path().to_path_buf(), self.under_way.clone(), inbox.clone());
+        let (under_way, inbox) = (self.under_way.clone(), inbox.clone());
         under_way.set(true);
         garboard_executor::spawn(async move {
             let outcome = garboard_executor::blocking(move || reader.scrub(&pages)).await;
             under_way.set(false);
             inbox.ring();
             if let Err(error) = outcome {
-                stop_process(&format!(
-                    "{}: {}; restore the file from a copy, or the member from a snapshot",
-                    path.display(),
-                    with_sources(&error)
-                ));
+                stop_over_page(&error);
             }
         });
     }
