@@ -268,7 +268,7 @@ impl Core {
         match reader.load_cached(need.0) {
             Ok(true) => return,
             Ok(false) => {}
-            Err(error) => self.0.edge.fatal(error.to_string()),
+            Err(error) => self.0.edge.page_failed(error),
         }
         let failure = Arc::new(std::sync::Mutex::new(None));
         let outcome = failure.clone();

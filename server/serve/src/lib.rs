@@ -4,6 +4,7 @@
 
 pub mod api;
 mod budget;
+mod canary;
 pub mod config;
 mod connection;
 pub mod core;

@@ -26,6 +26,10 @@ use tokio::runtime::Runtime;
 
 /// How long a call may take before it counts as unanswered: longer than the server's own limit.
 const CALL_TIMEOUT: Duration = Duration::from_secs(20);
+
+fn call_timeout() -> Duration {
+    CALL_TIMEOUT.max(super::patience().saturating_sub(super::DEADLINE))
+}
 /// How long connecting may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A window that takes the largest message at once.
@@ -89,14 +93,14 @@ impl Client {
 
     /// Makes one call.
     pub fn call<Q: Message, A: Message + Default>(&self, method: &str, request: &Q) -> Result<A, CallError> {
-        let call = within(CALL_TIMEOUT, unary(self.sender.clone(), &self.authority, method, request));
+        let call = within(call_timeout(), unary(self.sender.clone(), &self.authority, method, request));
         runtime().block_on(call)?
     }
 
     /// Makes a call whose answer is a stream, and leaves the request's side open.
     pub fn stream<Q: Message>(&self, method: &str, request: &Q) -> Result<Stream, CallError> {
         let call = streaming(self.sender.clone(), &self.authority, method, request);
-        let body = runtime().block_on(within(CALL_TIMEOUT, call))??;
+        let body = runtime().block_on(within(call_timeout(), call))??;
         Ok(Stream { body, unread: BytesMut::new() })
     }
 
@@ -225,7 +229,7 @@ pub struct Stream {
 impl Stream {
     /// The next message; an error where the stream ends, or brings none in time.
     pub fn next<A: Message + Default>(&mut self) -> Result<A, CallError> {
-        runtime().block_on(within(CALL_TIMEOUT, self.message()))?
+        runtime().block_on(within(call_timeout(), self.message()))?
     }
 
     async fn message<A: Message + Default>(&mut self) -> Result<A, CallError> {

@@ -25,6 +25,13 @@ use client::Client;
 
 /// How long anything that must happen may take.
 pub const DEADLINE: Duration = Duration::from_secs(30);
+
+/// [`DEADLINE`], or what `GARBOARD_PATIENCE` says in seconds: for long runs on a machine that may stop them for a while.
+pub fn patience() -> Duration {
+    static PATIENCE: std::sync::OnceLock<Duration> = std::sync::OnceLock::new();
+    let from_environment = || std::env::var("GARBOARD_PATIENCE").ok()?.parse().ok().map(Duration::from_secs);
+    *PATIENCE.get_or_init(|| from_environment().unwrap_or(DEADLINE))
+}
 /// How often a condition is looked at.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 /// What a server says once it serves.
@@ -47,7 +54,7 @@ pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         if let Some(found) = look() {
             return found;
         }
-        assert!(started.elapsed() < DEADLINE, "{what}: not within {DEADLINE:?}");
+        assert!(started.elapsed() < patience(), "{what}: not within {:?}", patience());
         std::thread::sleep(LOOK_INTERVAL);
     }
 }
@@ -221,7 +228,7 @@ impl Server {
             if let Some(status) = self.child.try_wait().unwrap() {
                 panic!("it ended ({status}) before it said {text:?}:\n{}", self.said());
             }
-            assert!(started.elapsed() < DEADLINE, "it does not say {text:?}:\n{}", self.output());
+            assert!(started.elapsed() < patience(), "it does not say {text:?}:\n{}", self.output());
             std::thread::sleep(LOOK_INTERVAL);
         }
     }
@@ -249,7 +256,7 @@ impl Server {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
-            assert!(started.elapsed() < DEADLINE, "it does not end:\n{}", self.output());
+            assert!(started.elapsed() < patience(), "it does not end:\n{}", self.output());
             std::thread::sleep(LOOK_INTERVAL);
         }
     }

@@ -51,6 +51,8 @@ pub struct Disk {
     device: PathBuf,
     image: PathBuf,
     at: PathBuf,
+    /// Whether the image is kept after a failure.
+    kept: bool,
     _folder: Folder,
 }
 
@@ -77,9 +79,17 @@ impl Disk {
             .unwrap();
         assert!(made.status.success(), "{mkfs}: {}", String::from_utf8_lossy(&made.stderr));
         let device = attach(&image)?;
-        let disk = Disk { file_system, device, image, at, _folder: folder };
+        let disk = Disk { file_system, device, image, at, kept: true, _folder: folder };
         disk.mount().map_err(|error| format!("mounting {}: {error}", file_system.name()))?;
         Ok(disk)
+    }
+
+    /// The same, but its image is not kept when a test over it fails.
+    #[cfg(feature = "canaries")]
+    pub fn discarded(self) -> Disk {
+        let mut disk = self;
+        disk.kept = false;
+        disk
     }
 
     /// A place in it.
@@ -130,12 +140,14 @@ impl Disk {
 impl Drop for Disk {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // The image is kept; the device goes with its last user.
-            let name = self.image.parent().and_then(Path::file_name).unwrap_or_default();
-            let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name).with_extension(self.file_system.name());
+            // The device goes with its last user.
             let _ = common::run("umount", &["-l".as_ref(), self.at.as_os_str()]);
-            let _ = fs::rename(&self.image, &kept);
-            println!("the image is kept at {}", kept.display());
+            if self.kept {
+                let name = self.image.parent().and_then(Path::file_name).unwrap_or_default();
+                let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name).with_extension(self.file_system.name());
+                let _ = fs::rename(&self.image, &kept);
+                println!("the image is kept at {}", kept.display());
+            }
         } else {
             self.unmount();
         }

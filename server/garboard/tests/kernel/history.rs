@@ -177,9 +177,9 @@ impl Store {
         maybe_granted: &BTreeSet<i64>,
         revoked: &BTreeMap<i64, bool>,
     ) -> Result<(), String> {
-        let response: LeaseLeasesResponse = client
-            .call("etcdserverpb.Lease/LeaseLeases", &LeaseLeasesRequest {})
-            .map_err(|error| format!("listing leases: {error:?}"))?;
+        let response: LeaseLeasesResponse =
+            patiently(|| client.call("etcdserverpb.Lease/LeaseLeases", &LeaseLeasesRequest {}))
+                .map_err(|error| format!("listing leases: {error:?}"))?;
         let found: BTreeSet<i64> = response.leases.iter().map(|lease| lease.id).collect();
         let known: BTreeSet<i64> = self.leases.union(granted).copied().collect();
         for lease in known.iter().filter(|lease| !revoked.contains_key(lease)) {
@@ -241,13 +241,24 @@ impl Store {
 }
 
 fn range_all(client: &Client, revision: i64) -> Result<RangeResponse, CallError> {
-    client.range(&RangeRequest { key: ZERO, range_end: ZERO, revision, ..Default::default() })
+    patiently(|| client.range(&RangeRequest { key: ZERO, range_end: ZERO, revision, ..Default::default() }))
+}
+
+/// A read, again where it failed: a machine that stops the test and the server for a while makes reads time out, and an
+/// answer that is wrong is no error.
+fn patiently<T>(mut read: impl FnMut() -> Result<T, CallError>) -> Result<T, CallError> {
+    for _ in 0..2 {
+        if let Ok(answer) = read() {
+            return Ok(answer);
+        }
+    }
+    read()
 }
 
 fn hash(client: &Client, revision: i64) -> Result<Hash, String> {
-    let response: HashKvResponse = client
-        .call("etcdserverpb.Maintenance/HashKV", &HashKvRequest { revision })
-        .map_err(|error| format!("hashing at {revision}: {error:?}"))?;
+    let response: HashKvResponse =
+        patiently(|| client.call("etcdserverpb.Maintenance/HashKV", &HashKvRequest { revision }))
+            .map_err(|error| format!("hashing at {revision}: {error:?}"))?;
     Ok(Hash { revision: response.hash_revision, compacted: response.compact_revision.max(0), hash: response.hash })
 }
 

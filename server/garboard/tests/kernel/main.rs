@@ -24,6 +24,8 @@ mod random;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{Folder, Launch, Server, eventually, skip};
@@ -38,6 +40,9 @@ const ROUNDS: u64 = 20;
 const CHECKPOINT_BYTES: [u64; 4] = [64 << 10, 256 << 10, 1 << 20, 16 << 20];
 /// How long the writers write before the strike.
 const LOAD_MS: std::ops::Range<u64> = 5..110;
+/// How long they write in some rounds, so that checkpoints end and the next ones begin.
+const LONG_LOAD_MS: std::ops::Range<u64> = 110..500;
+const LONG_PERCENT: u64 = 8;
 /// Writes that are acknowledged before the strike, however slow the machine is.
 const ACKNOWLEDGED_MIN: u64 = 3;
 /// How long a server that is not under load may take to find out that its disk is gone.
@@ -59,6 +64,28 @@ fn what_was_acknowledged_survives_kill_9_of_every_kind_of_load() {
     let data = folder.data();
     let place = Place { disk: None, data: data.clone() };
     run_lanes("kill -9", setting("GARBOARD_CRASH_KILLS", ROUNDS / 2), vec![place]);
+}
+
+/// Each of the bugs that can be planted in the shell is caught, on either file system.
+#[cfg(feature = "canaries")]
+#[test]
+fn each_planted_bug_is_caught() {
+    const ROUNDS_MAX: u64 = 100;
+    let bugs = ["DoneBeforeWritten", "FailurePassedOver", "PagesLeftInCache"];
+    for (file_system, bug) in [FileSystem::Ext4, FileSystem::Xfs].iter().flat_map(|fs| bugs.map(|bug| (*fs, bug))) {
+        let disk = match Disk::new(file_system) {
+            Ok(disk) => disk,
+            Err(reason) => return skip(&reason),
+        };
+        let place = Place { data: disk.path("data"), disk: Some(disk.discarded()) };
+        let mut lane = Lane::new(place, Random::new(setting("GARBOARD_SEED", 1)));
+        let rounds = Arc::new(AtomicU64::new(0));
+        lane.bug = Some((bug, rounds.clone()));
+        let caught = std::thread::spawn(move || lane.run(ROUNDS_MAX)).join();
+        let rounds = rounds.load(Ordering::Relaxed);
+        println!("CAUGHT {} {bug}: {} after {rounds} rounds", file_system.name(), caught.is_err());
+        assert!(caught.is_err(), "{bug} was not caught on {} in {ROUNDS_MAX} rounds", file_system.name());
+    }
 }
 
 fn on_disks(file_system: FileSystem) {
@@ -98,9 +125,11 @@ fn run_lanes(name: &str, rounds: u64, places: Vec<Place>) {
             .unwrap()
     });
     let running: Vec<_> = running.collect();
+    // All have ended before any failure ends the test: each stops its own server and unmounts its own disk.
+    let ended: Vec<_> = running.into_iter().map(std::thread::JoinHandle::join).collect();
     let mut all = Report::default();
-    for lane in running {
-        all.add(&lane.join().unwrap_or_else(|_| panic!("a lane of {name} failed (GARBOARD_SEED={seed}), see above")));
+    for lane in ended {
+        all.add(&lane.unwrap_or_else(|_| panic!("a lane of {name} failed (GARBOARD_SEED={seed}), see above")));
     }
     println!("{name}: {:.1} rounds/s\n{all}", all.rounds as f64 / started.elapsed().as_secs_f64());
 }
@@ -116,6 +145,9 @@ enum Strike {
     KillThenCut,
     /// The server is asked to stop, and the file system is shut down meanwhile.
     StopThenCut,
+    /// The server is asked to stop, and does. It writes its index then: otherwise no life would be long enough to finish a
+    /// checkpoint, once there is much to replay.
+    Stop,
 }
 
 /// One server's data and its rounds.
@@ -128,6 +160,10 @@ struct Lane {
     loads: u64,
     start_time: Duration,
     report: Report,
+    /// The checkpoint that the last start found.
+    found: String,
+    /// A bug to plant in every server, and where to count the rounds.
+    bug: Option<(&'static str, Arc<AtomicU64>)>,
 }
 
 impl Lane {
@@ -140,6 +176,8 @@ impl Lane {
             loads: 0,
             start_time: Duration::from_millis(50),
             report: Report::default(),
+            found: String::new(),
+            bug: None,
         }
     }
 
@@ -176,7 +214,14 @@ impl Lane {
 
     fn launch(&mut self) -> Launch {
         let bytes = self.random.pick(&CHECKPOINT_BYTES);
-        Launch::new(&self.place.data).arg(format!("--checkpoint-bytes={bytes}"))
+        let launch = Launch::new(&self.place.data).arg(format!("--checkpoint-bytes={bytes}"));
+        match &self.bug {
+            Some((bug, rounds)) => {
+                rounds.store(self.report.rounds, Ordering::Relaxed);
+                launch.env("GARBOARD_CANARY", bug)
+            }
+            None => launch,
+        }
     }
 
     fn start(&mut self) -> Server {
@@ -184,6 +229,13 @@ impl Lane {
         let server = self.launch().start();
         self.start_time = started.elapsed();
         self.report.took("start", started);
+        // A start says which checkpoint it found.
+        if let Some(above) = server.output().split("above index ").nth(1).and_then(|text| text.split('"').next()) {
+            if self.found != above {
+                self.report.checkpoints += 1;
+            }
+            self.found = above.to_owned();
+        }
         server
     }
 
@@ -249,7 +301,8 @@ impl Lane {
         let started = Instant::now();
         let load = Load::start(&server, &self.store, &shape, self.loads, &mut self.random);
         self.loads += 1;
-        let moment = Duration::from_millis(LOAD_MS.start + self.random.below(LOAD_MS.end - LOAD_MS.start));
+        let range = if self.random.percent(LONG_PERCENT) { LONG_LOAD_MS } else { LOAD_MS };
+        let moment = Duration::from_millis(range.start + self.random.below(range.end - range.start));
         std::thread::sleep(moment);
         eventually("writes are acknowledged", || (load.acknowledged() >= ACKNOWLEDGED_MIN).then_some(()));
         self.report.took("load", started);
@@ -279,11 +332,16 @@ impl Lane {
                     check_message(status, &server.said(), &self.place.data);
                 }
             }
+            Strike::Stop => {
+                server.terminate();
+                let status = server.wait();
+                assert!(status.success(), "stopping ended with {status}:\n{}", server.said());
+            }
         }
         self.record = load.finish();
         self.report.took("strike", struck);
         // A killed server's data is sometimes found as the kernel still has it, sometimes as the disk has it.
-        if self.place.disk.is_some() && (strike != Strike::Kill || self.random.percent(30)) {
+        if self.place.disk.is_some() && (!matches!(strike, Strike::Kill | Strike::Stop) || self.random.percent(30)) {
             self.remount();
         }
         self.report.strike(match strike {
@@ -293,15 +351,17 @@ impl Lane {
             Strike::Kill => "killed",
             Strike::KillThenCut => "killed, then shut down",
             Strike::StopThenCut => "asked to stop, then shut down",
+            Strike::Stop => "stopped",
         });
     }
 
     fn choose_strike(&mut self) -> Strike {
         if self.place.disk.is_none() {
-            return Strike::Kill;
+            return if self.random.percent(5) { Strike::Stop } else { Strike::Kill };
         }
         match self.random.below(100) {
-            0..50 => Strike::Cut(Cut::AsIs),
+            0..4 => Strike::Stop,
+            4..50 => Strike::Cut(Cut::AsIs),
             50..65 => Strike::Cut(Cut::JournalFlushed),
             65..75 => Strike::Cut(Cut::Synced),
             75..83 => Strike::Kill,
@@ -331,6 +391,8 @@ struct Report {
     events: u64,
     seen: u64,
     compactions: u64,
+    /// Starts that found another checkpoint of the index than the one before.
+    checkpoints: u64,
     slowest_stop: Duration,
     strikes: BTreeMap<&'static str, u64>,
     first_failures: BTreeMap<&'static str, u64>,
@@ -380,6 +442,7 @@ impl Report {
         self.events += other.events;
         self.seen += other.seen;
         self.compactions += other.compactions;
+        self.checkpoints += other.checkpoints;
         self.slowest_stop = self.slowest_stop.max(other.slowest_stop);
         for (kind, count) in &other.strikes {
             *self.strikes.entry(kind).or_default() += count;
@@ -409,7 +472,11 @@ impl std::fmt::Display for Report {
             self.events,
             self.seen
         )?;
-        writeln!(f, "  compactions {}, started twice without writes {}", self.compactions, self.starts_twice)?;
+        writeln!(
+            f,
+            "  compactions {}, new checkpoints found {}, started twice without writes {}",
+            self.compactions, self.checkpoints, self.starts_twice
+        )?;
         writeln!(f, "  first failed {:?}, slowest stop {:?}", self.first_failures, self.slowest_stop)?;
         let rounds = u32::try_from(self.rounds.max(1)).unwrap_or(u32::MAX);
         let each: BTreeMap<_, _> = self.took.iter().map(|(part, time)| (part, *time / rounds)).collect();
