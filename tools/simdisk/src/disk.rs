@@ -288,7 +288,10 @@ impl Disk {
         };
         let write = WriteId(self.next_id());
         for (sector, content) in (offset / SECTOR_BYTES..).zip(bytes[..written].chunks_exact(SECTOR_SIZE)) {
-            self.file_mut(id).cached.write(sector, content);
+            let file = self.file_mut(id);
+            file.cached.write(sector, content);
+            // A device puts what is written to a bad sector elsewhere.
+            file.unreadable.remove(&sector);
             let bytes = Arc::new(Sector::try_from(content).expect("one sector"));
             self.unsynced.push(Unsynced { write, file: id, sector, bytes, abandoned: false });
         }

@@ -13,10 +13,10 @@
 //!   that file. A crash keeps a prefix of the metadata operations that are not durable, as journalling file systems do.
 //! - A failed sync is the trap it is on real kernels: the cached sectors are taken for clean, so a later sync succeeds
 //!   without having written them. They still may or may not survive a crash.
-//! - Single operations can be made to fail ([`Disk::plan`]): write error (any prefix of the sectors may be cached), short
-//!   write, sync error, read error, full disk. A capacity can be set ([`Disk::set_capacity`]).
-//! - Rot ([`Disk::rot`]) changes what is durable: a flipped bit, zeros, an older version (a lost write), another sector's
-//!   content (a misdirected write), or a sector that cannot be read.
+//! - Single operations can be made to fail ([`Disk::plan`]): write error (any prefix of the sectors may be cached),
+//!   short write, sync error, read error, full disk. A capacity can be set ([`Disk::set_capacity`]).
+//! - Rot ([`Disk::rot`]) changes what is durable: a flipped bit, zeros, an older version (a lost write), another
+//!   sector's content (a misdirected write), or a sector that cannot be read until it is written again.
 //!
 //! Not modelled: sectors torn inside, sizes that are not multiples of a sector, and time (a shell that wants stalls
 //! completes writes late).
