@@ -93,6 +93,30 @@ fn run(rig: &Rig, mut hasher: KvHasher, budget: usize) -> HashKv {
 }
 
 #[test]
+fn a_hash_in_steps_is_of_one_floor_although_the_floor_moves() {
+    // With the floor at 10 it takes some 47 steps.
+    for steps in 0..45 {
+        let mut rig = Rig::create();
+        for n in 0..60 {
+            rig.put(format!("k{}", n % 7).as_bytes(), b"v", 0);
+            rig.publish();
+        }
+        rig.compact(10);
+        rig.finish_compaction();
+        let mut hasher = KvHasher::new(&rig.reader.pin().view(), 50);
+        for _ in 0..steps {
+            settle(&rig.reader, || hasher.step(&rig.reader.pin().view(), 1));
+        }
+        rig.compact(40);
+        for _ in 0..steps % 5 {
+            rig.compaction_step(5);
+        }
+        let hash = run(&rig, hasher, 3);
+        assert_eq!(hash, expected_hash(&rig.model, 50), "the floor moves after {steps} steps");
+    }
+}
+
+#[test]
 fn the_hash_is_that_of_the_history_whatever_physical_compaction_has_done() {
     for seed in 0..8 {
         let mut rng = Rng::new(seed);

@@ -137,3 +137,17 @@ fn no_lease_expires_early_and_every_lease_expires() {
     }
     assert!(expired > 0, "some leases expired while others were renewed");
 }
+
+#[test]
+fn the_expiry_of_a_lease_never_ends_the_next_one_of_its_id() {
+    let mut sim = Node::new(1);
+    let id = 5;
+    sim.execute(Command::LeaseGrant { id, ttl_seconds: 2 }).unwrap();
+    // The lease expires while its revocation and the next grant wait for the disk, and again and again.
+    sim.stall_until(sim.now + Duration::from_secs(12));
+    let grant = Command::LeaseGrant { id, ttl_seconds: 60 };
+    sim.send([Request::Write(Command::LeaseRevoke { id }), Request::Write(grant)]);
+    sim.run_for(Duration::from_secs(20));
+    let Ok(Response::LeaseTimeToLive { ttl_seconds, .. }) = sim.call(Request::LeaseTimeToLive { id }) else { panic!() };
+    assert!(ttl_seconds > 45, "{ttl_seconds} seconds are left");
+}

@@ -181,6 +181,20 @@ fn an_alarm_refuses_until_it_is_disarmed_and_survives_a_restart() {
 }
 
 #[test]
+fn an_alarm_that_is_disarmed_is_not_raised_again_by_what_it_had_refused() {
+    let mut sim = Node::new(18);
+    let alarm = Alarm { member_id: 7, kind: AlarmKind::NoSpace };
+    sim.execute(Command::AlarmActivate(alarm)).unwrap();
+    // One batch: once it is published the alarm is gone.
+    let tickets = sim.send([Request::Write(put("a", "1")), Request::Write(Command::AlarmDeactivate(alarm))]);
+    assert_eq!(sim.wait(tickets[0]), Err(Error::NoSpace));
+    sim.settle();
+    let Ok(Response::Status(status)) = sim.call(Request::Status) else { panic!() };
+    assert!(status.alarms.is_empty());
+    assert!(sim.execute(put("a", "1")).is_ok());
+}
+
+#[test]
 fn what_is_over_the_quota_is_refused_and_raises_the_alarm() {
     let mut config = MemberConfig::single(7);
     config.quota_bytes = 1;
