@@ -1,8 +1,8 @@
 //! A simulator: one member, on a simulated disk and clock, with simulated clients, in one thread, from one seed.
 //!
 //! The production [`Member`](garboard_replica::Member), log and index run unchanged. [`run_seed`] draws a mix of
-//! requests and faults, runs it in virtual time, holds everything that is said and stored against a model, and ends in a
-//! calm phase in which everything that was promised must come about. The same seed gives the same story.
+//! requests and faults, runs it in virtual time, holds everything that is said and stored against a model, and ends in
+//! a calm phase in which everything that was promised must come about. The same seed gives the same story.
 //!
 //! `docs/simulator.md` says how the world, the faults and the checkers are built, and how to read a story.
 

@@ -11,12 +11,15 @@ struct Lease {
     ttl: Duration,
     /// It may not end before this, by what clients were answered.
     earliest: Duration,
+    /// Tells it from an earlier one of the same id.
+    generation: u64,
 }
 
 /// What is known of all leases.
 #[derive(Clone, Debug)]
 pub struct Leases {
     leases: BTreeMap<i64, Lease>,
+    generations: u64,
     /// What a new leader adds.
     extension: Duration,
     /// Leases that expired.
@@ -26,13 +29,20 @@ pub struct Leases {
 impl Leases {
     /// No leases.
     pub fn new(extension: Duration) -> Leases {
-        Leases { leases: BTreeMap::new(), extension, expiries: 0 }
+        Leases { leases: BTreeMap::new(), generations: 0, extension, expiries: 0 }
     }
 
     /// A lease was granted, not before it was asked for.
     pub fn granted(&mut self, id: i64, ttl_seconds: i64, asked: Duration) {
         let ttl = Duration::from_secs(ttl_seconds.unsigned_abs());
-        self.leases.insert(id, Lease { ttl, earliest: asked.saturating_add(ttl) });
+        self.generations += 1;
+        let lease = Lease { ttl, earliest: asked.saturating_add(ttl), generation: self.generations };
+        self.leases.insert(id, lease);
+    }
+
+    /// Tells a lease from earlier and later ones of the same id.
+    pub fn generation(&self, id: i64) -> Option<u64> {
+        self.leases.get(&id).map(|lease| lease.generation)
     }
 
     /// A client was told that its lease is renewed; it had asked at `asked`.

@@ -46,6 +46,8 @@ pub struct StreamChecker {
     asked: VecDeque<i64>,
     /// Events received.
     pub events: u64,
+    /// How often progress of the whole stream was told.
+    pub told: u64,
 }
 
 impl StreamChecker {
@@ -119,11 +121,6 @@ impl StreamChecker {
     /// The client asks for progress; it need not be told.
     pub fn ask_progress(&mut self, revision: i64) {
         self.asked.push_back(revision);
-    }
-
-    /// Whether progress that was asked for at a revision is still to be told.
-    pub fn is_owed_progress(&self, revision: i64) -> bool {
-        self.asked.contains(&revision)
     }
 
     /// Whether a watcher has been sent everything, and every request its answer.
@@ -221,6 +218,7 @@ impl StreamChecker {
                 );
             };
             self.asked.drain(..=position);
+            self.told += 1;
         } else {
             self.check_announced(response)?;
         }

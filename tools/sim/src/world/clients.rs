@@ -40,7 +40,8 @@ pub(super) enum What {
     Write,
     /// A read begins once it is sure to see everything that was acknowledged before.
     ReadIndex(Box<Read>),
-    KeepAlive(i64),
+    /// The lease, and which one of that id.
+    KeepAlive(i64, Option<u64>),
     TimeToLive(i64),
     Leases,
     Status,
@@ -115,7 +116,8 @@ impl World {
             }
             Kind::KeepAlive => {
                 let id = self.workload().lease();
-                self.send_one(at, client, Request::LeaseKeepAlive { id }, What::KeepAlive(id))
+                let generation = self.checker.leases.generation(id);
+                self.send_one(at, client, Request::LeaseKeepAlive { id }, What::KeepAlive(id, generation))
             }
             Kind::TimeToLive => {
                 let id = self.workload().lease();
@@ -219,8 +221,9 @@ impl World {
         match (what, result) {
             (What::Write, result) => self.checker.answered(self.now, ticket, &result, durable)?,
             (What::ReadIndex(read), Ok(Response::ReadIndex)) => return self.begin_read(at, client, *read),
-            (What::KeepAlive(id), Ok(Response::LeaseKeepAlive { ttl_seconds })) => {
-                self.check_renewal(asked, id, ttl_seconds)?;
+            (What::KeepAlive(id, generation), Ok(Response::LeaseKeepAlive { ttl_seconds })) => {
+                let replaced = generation != self.checker.leases.generation(id);
+                self.check_renewal(asked, id, ttl_seconds, replaced)?;
             }
             (What::TimeToLive(id), Ok(Response::LeaseTimeToLive { ttl_seconds, granted_ttl_seconds })) => {
                 self.check_time_left(id, ttl_seconds, granted_ttl_seconds)?;
@@ -235,8 +238,12 @@ impl World {
         Ok(())
     }
 
-    fn check_renewal(&mut self, asked: Duration, id: i64, ttl_seconds: i64) -> Check {
+    /// A renewal of an expired lease waits for its end; by then there may be another one of that id.
+    fn check_renewal(&mut self, asked: Duration, id: i64, ttl_seconds: i64, replaced: bool) -> Check {
         let known = self.checker.model.leases().get(&id).copied();
+        if replaced && ttl_seconds == 0 {
+            return Ok(());
+        }
         if !self.checker.is_certain_of_lease(id) {
             if ttl_seconds > 0 {
                 self.checker.leases.renewed(id, asked);
