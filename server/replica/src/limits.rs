@@ -38,10 +38,10 @@ pub const READ_INDEX_RETRY: Duration = Duration::from_millis(500);
 pub const APPLY_BATCH_COMMANDS: usize = 1_024;
 
 /// Revisions examined by one step of physical compaction.
-pub const COMPACTION_STEP_RECORDS: usize = 64;
+pub const COMPACTION_STEP_RECORDS: usize = 32;
 
 /// Pause between two steps of physical compaction.
-pub const COMPACTION_PAUSE: Duration = Duration::from_millis(1);
+pub const COMPACTION_PAUSE: Duration = Duration::from_micros(500);
 
 /// Hashes of compactions that are kept, as many as etcd keeps. Beyond it the oldest is forgotten.
 pub const KEPT_HASHES_MAX: usize = 10;
