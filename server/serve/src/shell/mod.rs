@@ -5,6 +5,7 @@
 
 mod bus_error;
 pub mod cores;
+mod corked;
 pub mod data_dir;
 mod edge;
 mod files;

@@ -18,6 +18,7 @@ use futures::future::{Either, select};
 use garboard_executor::sleep;
 use socket2::{Domain, Protocol, Type};
 
+use super::corked::Corked;
 use super::edge::{CoreExecutor, CoreTimer};
 use super::timed_stream::TimedStream;
 use crate::api;
@@ -233,7 +234,7 @@ where
     let timer = CoreTimer::new(core.wheel().clone(), config.started);
     let routes = api::routes(core.clone(), connection.clone());
     let stream = Guarded::new(garboard_executor::Socket::new(socket), connection.clone());
-    let stream = TimedStream::new(stream, core, routes.unsent());
+    let stream = Corked::new(TimedStream::new(stream, core, routes.unsent()));
     let service = hyper_util::service::TowerToHyperService::new(routes);
     let served = hyper::server::conn::http2::Builder::new(CoreExecutor)
         .timer(timer)
@@ -248,7 +249,8 @@ where
         .header_table_size(HEADER_TABLE_BYTES)
         .max_pending_accept_reset_streams(RESETS_UNSEEN_MAX)
         .max_local_error_reset_streams(RESETS_FOR_ERRORS_MAX)
-        .serve_connection(stream, service);
+        .serve_connection(stream.clone(), service);
+    let served = pin!(stream.drive(served));
     match select(served, pin!(connection.ended())).await {
         Either::Left((outcome, _)) => Ok(outcome?),
         Either::Right((reason, _)) => {
