@@ -19,9 +19,13 @@ use prost::{Message, Name};
 use super::context::KEYSPACE;
 use super::frames::{Encoding, MessageReader, frame};
 use super::{convert, watch};
+use crate::budget::Budget;
+use crate::wheel::Wheel;
 
 /// Longest message that the reader takes here; decompressing stops at it, too.
 const MESSAGE_LEN_MAX: usize = 64 * 1024;
+/// Room for the messages of one body.
+const BODY_BYTES_MAX: usize = 1 << 30;
 /// Operations that a transaction may have.
 const TXN_OPS_MAX: usize = 128;
 
@@ -39,7 +43,9 @@ impl Body for Pieces<'_> {
 
 /// The messages of a body, up to the first that is refused.
 fn messages(body: &[u8], piece_len: usize, encoding: Encoding) -> Vec<Bytes> {
-    let mut reader = MessageReader::new(Pieces(body.chunks(piece_len.max(1))), encoding, MESSAGE_LEN_MAX);
+    let pieces = Pieces(body.chunks(piece_len.max(1)));
+    let budget = Budget::new(BODY_BYTES_MAX, 1);
+    let mut reader = MessageReader::new(pieces, encoding, MESSAGE_LEN_MAX, Wheel::default(), budget);
     let mut messages = Vec::new();
     while let Some(Ok(Some(message))) = reader.next().now_or_never() {
         assert!(message.len() <= MESSAGE_LEN_MAX, "messages are bounded");
@@ -134,7 +140,7 @@ fn decoded<Q: Message + Name + Default + PartialEq>(message: Bytes) -> Option<Q>
         }
     };
     let framed = frame(&request).expect("what was read can be sent");
-    let again = Q::decode(framed.slice(5..)).expect("what was sent can be read");
+    let again = Q::decode(&framed[5..]).expect("what was sent can be read");
     assert!(again == request, "a request is its fields");
     Some(request)
 }

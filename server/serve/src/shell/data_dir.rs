@@ -5,7 +5,6 @@
 //!   LOCK                  held (flock) by the server that uses the directory
 //!   identity              format version, cluster, member; written first, so that nothing is ever taken for ours
 //!   keyspace-0/index      the MVCC index
-//!   wal/device            what was measured of the log's device; may be removed
 //!   wal/manifest          the log's shape; `--wal-dir` puts this folder elsewhere
 //!   wal/shard-0000/…      the log's segments
 //! ```
