@@ -25,6 +25,7 @@ enum Phase {
     Grow,
     Pages,
     SyncPages,
+    /// The first copy of the meta page, or the second.
     WriteMeta(u32),
     SyncMeta(u32),
     Done,
@@ -68,6 +69,8 @@ pub(crate) struct Checkpoint {
     file_bytes_max: u64,
     next_page: usize,
     next_image: usize,
+    /// The copy of the meta page that is written first.
+    first_copy: u32,
     phase: Phase,
     out: BTreeMap<IoId, (Out, u64)>,
     /// Whether growing was refused; not fatal as long as what is allocated suffices.
@@ -75,13 +78,15 @@ pub(crate) struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// A checkpoint of what `meta` says. `sync_first` says whether the process has not synced the file yet.
+    /// A checkpoint of what `meta` says. `sync_first` says whether the process has not synced the file yet, `first_copy`
+    /// which copy of the meta page is written first.
     pub(crate) fn new(
         meta: Meta,
         images: SpaceImages,
         pages: Vec<u32>,
         saved_before: u64,
         sync_first: bool,
+        first_copy: u32,
         store: &Store,
     ) -> Self {
         let needed_bytes = offset_of(images.page_end);
@@ -96,6 +101,7 @@ impl Checkpoint {
             needed_bytes,
             next_page: 0,
             next_image: 0,
+            first_copy,
             phase: if sync_first { Phase::SyncFirst } else { Phase::Grow },
             out: BTreeMap::new(),
             refused: false,
@@ -148,7 +154,8 @@ impl Checkpoint {
                     }
                     None => return None,
                 },
-                Phase::WriteMeta(copy) => {
+                Phase::WriteMeta(turn) => {
+                    let copy = turn ^ self.first_copy;
                     self.meta.file_bytes = self.grown_to;
                     let bytes = Bytes::copy_from_slice(self.meta.encode(copy).as_slice());
                     let offset = offset_of(slot_of(self.meta.generation, copy));

@@ -3,7 +3,7 @@
 use crate::arena::Arena;
 use crate::canary::{self, Canary};
 use crate::checkpoint::{Checkpoint, Outcome};
-use crate::codec::{to_u32, to_u64};
+use crate::codec::{to_u32, to_u64, to_usize};
 use crate::edit::Edit;
 use crate::entry::{Newest, RecordHead, revision_key};
 use crate::file::PageFile;
@@ -38,6 +38,8 @@ pub struct Index {
     /// Whether the working state has changed since it was published.
     touched: bool,
     generation: u64,
+    /// Slots of the meta page that a crash has torn, or rot has hit, and that were not written since.
+    bad_slots: [bool; META_SLOTS as usize],
     file_bytes: u64,
     synced: bool,
     checkpoint: Option<Checkpoint>,
@@ -64,7 +66,7 @@ impl Index {
     /// it opens it, so that what the log forgets on the strength of this checkpoint is not needed again. The index
     /// itself overwrites nothing that an older checkpoint needs before it has synced.
     pub fn open(config: IndexConfig, file: Arc<dyn PageFile>) -> Result<(Index, OpenFacts), OpenError> {
-        let meta = read_meta(&*file)?;
+        let (meta, bad_slots) = read_meta(&*file)?;
         if (meta.cluster_id, meta.member_id) != (config.cluster_id, config.member_id) {
             return Err(OpenError::Identity { cluster_id: meta.cluster_id, member_id: meta.member_id });
         }
@@ -87,7 +89,8 @@ impl Index {
         };
         let file_bytes = meta.file_bytes.min(file.len_bytes());
         let durable = meta.root.sequence;
-        let index = Index::assemble(config, file, space, meta.root, durable, meta.generation, file_bytes);
+        let mut index = Index::assemble(config, file, space, meta.root, durable, meta.generation, file_bytes);
+        index.bad_slots = bad_slots;
         #[cfg(feature = "canaries")]
         let (index, facts) = index.with_revision_from_records(facts);
         Ok((index, facts))
@@ -123,7 +126,7 @@ impl Index {
         generation: u64,
         file_bytes: u64,
     ) -> Index {
-        let page_count = to_u32(file.map().page_count().min(crate::codec::to_usize(u32::MAX)));
+        let page_count = to_u32(file.map().page_count().min(to_usize(u32::MAX)));
         let frames = limits::ARENA_FACTOR * config.dirty_bytes_max / to_u64(PAGE_SIZE);
         let frames = u32::try_from(frames).expect("the arena has fewer than 2^32 frames");
         let arena = Arena::new(page_count, frames).expect("addresses for the arena can be reserved");
@@ -138,6 +141,7 @@ impl Index {
             newest: Revision { main: root.revision, sub: i64::MAX },
             touched: false,
             generation,
+            bad_slots: [false; META_SLOTS as usize],
             file_bytes,
             synced: false,
             checkpoint: None,
@@ -441,7 +445,10 @@ impl Index {
             anchor,
             conf,
         };
-        let checkpoint = Checkpoint::new(meta, images, pages, saved_before, !self.synced, &self.store);
+        // A copy that is torn already goes first: should this one be torn, too, the pair has still one that is whole.
+        let is_bad = |copy| self.bad_slots[to_usize(meta::slot_of(meta.generation, copy))];
+        let first_copy = u32::from(is_bad(1) && !is_bad(0));
+        let checkpoint = Checkpoint::new(meta, images, pages, saved_before, !self.synced, first_copy, &self.store);
         self.checkpoint = Some(checkpoint);
     }
 
@@ -480,6 +487,9 @@ impl Index {
         self.file_bytes = checkpoint.grown_to;
         if outcome == Outcome::Durable {
             self.generation = checkpoint.meta.generation;
+            for copy in 0..2 {
+                self.bad_slots[to_usize(meta::slot_of(self.generation, copy))] = false;
+            }
             self.store.space.settle(&checkpoint.images);
             self.store.end_checkpoint(checkpoint.meta.root.sequence);
             self.done = Some(checkpoint.done());
@@ -541,8 +551,8 @@ enum TreeName {
     System,
 }
 
-/// Reads the meta slots and chooses the generation to open.
-fn read_meta(file: &dyn PageFile) -> Result<Meta, OpenError> {
+/// Reads the meta slots and chooses the generation to open; says which slots hold nothing that can be trusted.
+fn read_meta(file: &dyn PageFile) -> Result<(Meta, [bool; META_SLOTS as usize]), OpenError> {
     let needed = offset_of(META_SLOTS);
     if file.len_bytes() < needed {
         return Err(OpenError::NoMeta("the file is shorter than the meta slots"));
@@ -554,7 +564,8 @@ fn read_meta(file: &dyn PageFile) -> Result<Meta, OpenError> {
             *slot = Meta::decode(&page, number);
         }
     }
-    meta::choose(slots)
+    let bad_slots = std::array::from_fn(|slot| slots[slot] == meta::Slot::Bad);
+    Ok((meta::choose(slots)?, bad_slots))
 }
 
 /// Reads a page of the free map.

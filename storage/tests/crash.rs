@@ -62,6 +62,29 @@ fn a_crash_while_formatting_is_refused_or_opens_empty() {
 /// A process that dies and a power loss later must not undo each other: what the second process reuses is safe only
 /// once what the first left in the kernel's cache is durable.
 #[test]
+fn an_index_opens_after_any_number_of_crashes_in_its_checkpoints() {
+    for seed in 0..300 {
+        let mut rng = Rng::new(seed);
+        let mut rig = Rig::create();
+        rig.finish_io(&mut rng);
+        for round in 0..10 {
+            rig.put(b"key", &[round], 0);
+            rig.publish();
+            rig.start_checkpoint();
+            for _ in 0..rng.below(14) {
+                rig.io_step(&mut rng);
+            }
+            let mut disk = rig.file.disk.lock().unwrap().clone();
+            disk.crash_at_random(&mut rng);
+            let opened = open(disk).unwrap_or_else(|error| panic!("seed {seed}, round {round}: {error}"));
+            let model = rig.checkpoints[&opened.1.applied.index].clone();
+            rig = Rig::around(opened.0, opened.2, model);
+            rig.assert_same();
+        }
+    }
+}
+
+#[test]
 fn a_power_loss_after_a_process_died_between_meta_copies_finds_a_whole_checkpoint() {
     for seed in 0..30 {
         let mut rng = Rng::new(seed);
