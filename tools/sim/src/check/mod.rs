@@ -152,6 +152,11 @@ impl Checker {
         self.full_until = self.full_until.max(until);
     }
 
+    /// The clock went on and nothing else did.
+    pub fn paused(&mut self, pause: Duration) {
+        self.full_until += pause;
+    }
+
     /// A client submits a write.
     pub fn submitted(&mut self, now: Duration, ticket: Ticket, command: &Command, led: bool) {
         self.submitted.insert(ticket.sequence, Submitted { command: command.clone(), at: now, led });

@@ -79,6 +79,7 @@ impl World {
             Fault::Pause => {
                 let pause = Duration::from_millis(10 << self.rng.below(13));
                 self.now += pause;
+                self.checker.paused(pause);
                 detail = format!("for {pause:?}");
             }
         }
