@@ -132,7 +132,8 @@ impl StreamChecker {
             return violated("every request of a watch stream is answered", short(&owed.response), "nothing");
         }
         for (id, watcher) in self.watchers.iter().filter(|(_, watcher)| !watcher.compacted) {
-            if let Some(missing) = model.changes()[watcher.next..].iter().find(|change| watcher.wants(change)) {
+            let rest = &model.changes()[watcher.next..];
+            if let Some(missing) = rest.iter().find(|change| watcher.must_get(model, model.compacted(), change)) {
                 return violated(format!("watch {id} is sent every event"), short(missing), "nothing");
             }
         }
@@ -162,7 +163,7 @@ impl StreamChecker {
             return self.fell_behind(floor, response);
         }
         if response.events.is_empty() {
-            return self.progress(model, response);
+            return self.progress(model, floor, response);
         }
         self.events_of(model, floor, response)
     }
@@ -206,7 +207,7 @@ impl StreamChecker {
         Ok(())
     }
 
-    fn progress(&mut self, model: &Model, response: &WatchResponse) -> Check {
+    fn progress(&mut self, model: &Model, floor: i64, response: &WatchResponse) -> Check {
         let revision = response.header_revision;
         let of_stream = response.watch_id == -1;
         if of_stream {
@@ -230,7 +231,7 @@ impl StreamChecker {
             };
             let changes = &model.changes()[watcher.next..];
             let until = changes.partition_point(|change| change.revision.main <= revision);
-            if let Some(missing) = changes[..until].iter().find(|change| watcher.wants(change)) {
+            if let Some(missing) = changes[..until].iter().find(|change| watcher.must_get(model, floor, change)) {
                 return violated(
                     format!("progress is told of watch {id} once it was sent every event up to then"),
                     short(missing),
@@ -276,7 +277,7 @@ impl StreamChecker {
             return violated("a header's revision is no older than the events", last.to_string(), short(response));
         }
         let rest = model.changes()[watcher.next..].iter().take_while(|change| change.revision.main <= last);
-        let rest = rest.into_iter().find(|change| watcher.wants(change)).cloned();
+        let rest = rest.into_iter().find(|change| watcher.must_get(model, floor, change)).cloned();
         if let Some(rest) = rest.filter(|_| !response.fragment) {
             return violated("a revision's events come together", short(&rest), short(response));
         }
@@ -297,6 +298,12 @@ impl Watcher {
         change.revision.main >= self.start && !filtered && contains(&self.create.keys, &change.kv.key)
     }
 
+    /// Whether it must be sent a change that it wants. Of several changes of a key in one transaction a compaction to
+    /// that very revision leaves the last one alone; a watch may still begin there.
+    fn must_get(&self, model: &Model, floor: i64, change: &Change) -> bool {
+        self.wants(change) && (change.revision.main > floor || model.is_last_of_its_revision(change))
+    }
+
     /// The first revision of which progress says something.
     fn progress_from(&self) -> i64 {
         if self.create.start_revision > 0 { self.start } else { self.start - 1 }
@@ -308,12 +315,17 @@ impl Watcher {
         let found =
             Change { revision: event.revision, deleted: event.deleted, kv: event.kv.clone(), previous: event.previous };
         let rest = &model.changes()[self.next..];
-        let Some(skipped) = rest.iter().position(|change| self.wants(change)) else {
+        let same = |expected: &Change| {
+            (expected.revision, expected.deleted, &expected.kv) == (found.revision, found.deleted, &found.kv)
+        };
+        let next =
+            rest.iter().position(|change| self.wants(change) && (same(change) || self.must_get(model, floor, change)));
+        let Some(skipped) = next else {
             return violated("a watch is sent only what it asked for, once", "nothing more", short(&found));
         };
+        // What an event replaced is not compared: one that was read from the history may not know it any more.
         let expected = &rest[skipped];
-        // An event that was read from the history may not know what it replaced, once that is compacted.
-        if (expected.revision, expected.deleted, &expected.kv) != (found.revision, found.deleted, &found.kv) {
+        if !same(expected) {
             return violated("a watch is sent every event it asked for, in order", short(expected), short(&found));
         }
         self.next += skipped + 1;

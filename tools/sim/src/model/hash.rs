@@ -40,7 +40,7 @@ impl Model {
     }
 
     /// Whether the key did not change again within the same transaction.
-    fn is_last_of_its_revision(&self, change: &Change) -> bool {
+    pub fn is_last_of_its_revision(&self, change: &Change) -> bool {
         let later = self.changes[self.position_of(change.revision.main)..self.position_of(change.revision.main + 1)]
             .iter()
             .filter(|other| other.revision.sub > change.revision.sub);

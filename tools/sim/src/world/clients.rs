@@ -34,6 +34,14 @@ pub(super) struct Ask {
     pub(super) what: What,
 }
 
+impl Ask {
+    /// Whether the client sends nothing else meanwhile. A renewal of an expired lease waits for as long as an alarm stops
+    /// its end: nobody waits for that.
+    pub(super) fn blocks(&self) -> bool {
+        !matches!(self.what, What::KeepAlive(..))
+    }
+}
+
 /// What it asked for.
 #[derive(Debug)]
 pub(super) enum What {
@@ -217,6 +225,7 @@ impl World {
         result: Result<Response, Error>,
         durable: u64,
     ) -> Check {
+        let blocks = ask.blocks();
         let Ask { client, at: asked, what } = ask;
         match (what, result) {
             (What::Write, result) => self.checker.answered(self.now, ticket, &result, durable)?,
@@ -234,7 +243,9 @@ impl World {
             (What::KeptHash(revision), Ok(Response::KeptHash(kept))) => self.check_kept_hash(revision, kept)?,
             (what, result) => return violated(format!("the answer to {what:?}"), "", short(&result)),
         }
-        self.release(client);
+        if blocks {
+            self.release(client);
+        }
         Ok(())
     }
 

@@ -278,7 +278,7 @@ impl World {
                 self.checker.submitted(now, Ticket { core: 0, sequence: number }, command, led);
             }
             self.story.tell(now, "request", number, || format!("#{number} of client {}: {request:?}", ask.client));
-            self.clients[ask.client].outstanding += 1;
+            self.clients[ask.client].outstanding += usize::from(ask.blocks());
             self.asks.insert(number, ask);
         }
         let site = &mut self.sites[at];
