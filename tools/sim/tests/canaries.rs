@@ -22,7 +22,7 @@ fn first_violation(seeds: u64) -> Option<(u64, String)> {
 }
 
 fn seeds() -> u64 {
-    std::env::var("CANARY_SEEDS").map_or(100, |value| value.parse().expect("a number"))
+    std::env::var("CANARY_SEEDS").map_or(400, |value| value.parse().expect("a number"))
 }
 
 #[expect(clippy::disallowed_methods, reason = "how long it took is printed, and decides nothing")]
@@ -106,5 +106,5 @@ fn a_stale_read_after_a_start() {
 
 #[test]
 fn it_is_quiet_without_a_bug() {
-    assert_eq!((first_violation(seeds() / 2), first_stale_read(seeds() / 2)), (None, None));
+    assert_eq!((first_violation(seeds() / 4), first_stale_read(seeds() / 4)), (None, None));
 }
