@@ -154,7 +154,8 @@ impl Workload {
     }
 
     fn value(&self, random: u64, stamp: Option<Stamp>) -> Bytes {
-        let places = limits::VALUE_POOL_BYTES as u64;
+        // The values of a bulk may be longer than those that the pool was made for.
+        let places = (self.value_pool.len() - self.value_size) as u64;
         let begin = usize::try_from(random % places).expect("a place in the pool fits the address space");
         let random_bytes = self.value_pool.slice(begin..begin + self.value_size);
         let Some(stamp) = stamp else { return random_bytes };
@@ -337,6 +338,10 @@ mod tests {
         let bulk = workload.bulk_fill(50);
         assert!(bulk.bounds().0 > end && key(&bulk.prefix, 49) < bulk.bounds().1);
         assert_eq!((bulk.key_number(3, 49), bulk.value(1, None).len()), (49, 1024));
+        let places = limits::VALUE_POOL_BYTES as u64;
+        for last in places - 1100..places {
+            assert_eq!(bulk.value(last, None).len(), 1024, "place {last}");
+        }
     }
 
     #[test]
