@@ -2,7 +2,7 @@
 
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, clippy::unwrap_used)]
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::FileExt;
@@ -51,7 +51,9 @@ fn tasks_run_in_turns_and_the_main_futures_end_is_the_executors() {
                 }
             });
         }
-        sleep(Duration::from_millis(5)).await;
+        for _ in 0..10 {
+            yield_now().await;
+        }
         7
     });
     assert_eq!(outcome, 7);
@@ -84,22 +86,21 @@ fn timers_ring_in_the_order_in_which_they_are_due_and_none_early() {
 #[test]
 fn work_that_blocks_runs_elsewhere_while_tasks_go_on() {
     on_executor(|| async {
-        let turns = Rc::new(Cell::new(0));
-        let counted = turns.clone();
+        let (turned, wait_for_turns) = std::sync::mpsc::channel();
         spawn(async move {
-            loop {
-                counted.set(counted.get() + 1);
+            for _ in 0..10 {
                 sleep(Duration::from_millis(1)).await;
             }
+            turned.send(()).unwrap();
         });
         let here = std::thread::current().id();
-        let there = blocking(|| {
-            std::thread::sleep(Duration::from_millis(50));
+        // It ends only once the task beside it has gone on.
+        let there = blocking(move || {
+            wait_for_turns.recv().unwrap();
             std::thread::current().id()
         })
         .await;
         assert_ne!(here, there);
-        assert!(turns.get() > 5, "tasks went on: {} turns", turns.get());
     });
 }
 
