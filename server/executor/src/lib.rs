@@ -17,6 +17,7 @@ mod ring;
 mod socket;
 mod tasks;
 mod timers;
+mod turns;
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -37,6 +38,9 @@ pub use self::timers::{Sleep, sleep};
 pub struct Options {
     /// The processor its thread is bound to; none lets the kernel choose.
     pub processor: Option<usize>,
+    /// Whether its thread asks the kernel for the shortest turns on its processor. It gets as much of the processor as
+    /// before, but when something wakes it, it need not wait for the end of another thread's long turn.
+    pub short_turns: bool,
 }
 
 /// Makes this thread an executor, and returns once `main`'s future has finished. Tasks that have not finished by then
@@ -56,6 +60,9 @@ where
         let mut set = rustix::thread::CpuSet::new();
         set.set(processor);
         rustix::thread::sched_setaffinity(None, &set)?;
+    }
+    if options.short_turns {
+        turns::ask_for_short_turns();
     }
     let local = Local::enter(options.processor)?;
     let outcome = Rc::new(RefCell::new(None));

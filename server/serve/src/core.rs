@@ -28,8 +28,12 @@ use crate::limits::{
     ANSWER_SHARE_PER_CONNECTION, ANSWER_STALL, BUDGET_WAITERS_MAX, CALLS_PER_CORE_MAX, LONG_STEPS_PER_CORE,
     SORTS_PER_CORE_MAX,
 };
+use crate::pace::{HomeTraffic, Pace};
 use crate::stages::ReplyTimes;
 use crate::wheel::Wheel;
+
+/// The number of the keyspace's home core.
+const HOME_CORE: u16 = 0;
 
 /// A future that stays on its core.
 pub type LocalFuture<T> = Pin<Box<dyn Future<Output = T>>>;
@@ -94,6 +98,8 @@ pub struct Shared {
     pub limits: RequestLimits,
     /// The newest Raft term known, for headers.
     pub raft_term: AtomicU64,
+    /// How the home core fares.
+    pub traffic: HomeTraffic,
     /// Set once the server is stopping.
     pub stopping: AtomicBool,
     /// How long answers to writes took on each core.
@@ -137,6 +143,7 @@ struct Inner {
     sorts: Budget,
     /// Steps of long reads.
     steps: Budget,
+    pace: Pace,
     calls: Cell<usize>,
     connections: RefCell<BTreeMap<u64, Connection>>,
     next_connection: Cell<u64>,
@@ -162,6 +169,7 @@ impl Core {
             sorts: Budget::new(SORTS_PER_CORE_MAX, BUDGET_WAITERS_MAX),
             // The calls are bounded, so that those who wait are.
             steps: Budget::new(LONG_STEPS_PER_CORE, usize::MAX),
+            pace: Pace::default(),
             calls: Cell::new(0),
             connections: RefCell::default(),
             next_connection: Cell::new(0),
@@ -288,6 +296,21 @@ impl Core {
     /// Lets the core's other tasks run.
     pub async fn yield_now(&self) {
         self.0.edge.yield_now().await;
+    }
+
+    /// Waits until the next step of a long read may begin, and lets the core's other tasks run at least once.
+    pub async fn begin_long_step(&self) {
+        let now = self.now();
+        let held = self.0.shared.traffic.holds_reads(now, self.0.index == HOME_CORE);
+        match held.then(|| self.0.pace.claim(now)).flatten() {
+            Some(wait) => self.sleep(wait).await,
+            None => self.yield_now().await,
+        }
+    }
+
+    /// The home core's thread waited for its processor for `waited` of an interval.
+    pub fn note_waiting(&self, waited: Duration, interval: Duration) {
+        self.0.shared.traffic.note_waiting(self.now(), waited, interval);
     }
 
     /// Resolves after a while.

@@ -11,7 +11,8 @@ pub mod core;
 mod frame_scanner;
 mod limits;
 pub mod logging;
+mod pace;
 #[expect(clippy::disallowed_methods, clippy::disallowed_types, reason = "the shell is the edge")]
 pub mod shell;
-pub mod stages;
+mod stages;
 mod wheel;

@@ -64,6 +64,24 @@ pub const LONG_STEPS_PER_CORE: usize = 4;
 /// much has no more turns than others.
 pub const LONG_SCANS_PER_CONNECTION: usize = 2;
 
+/// How far one step of a long read goes: some 100 µs of work, for which everything else on the core waits.
+pub const LONG_STEP_KEYS: usize = 256;
+/// The same in bytes of the answer.
+pub const LONG_STEP_BYTES: usize = 32 << 10;
+
+/// How far apart the steps of long reads begin on one core while writes are under way: some 70 MB/s.
+pub const LONG_STEP_INTERVAL: Duration = Duration::from_micros(450);
+
+/// How long after the last write the steps of long reads keep that distance.
+pub const WRITES_RECENT: Duration = Duration::from_millis(10);
+
+/// Share of an interval that the home core's thread waits for its processor, in thousandths, from which the machine
+/// counts as crowded: long reads on other cores then keep the distance as well.
+pub const CROWDED_PERMILLE: u64 = 30;
+
+/// How long the machine counts as crowded after it was seen to be.
+pub const CROWDED_FOR: Duration = Duration::from_secs(10);
+
 /// Keys that a read walks before it counts as long.
 pub const SHORT_READ_KEYS: usize = 256;
 

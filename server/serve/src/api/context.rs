@@ -116,7 +116,7 @@ impl Service {
     /// When the client has stopped waiting, or there are so many long reads that the turn does not come.
     pub async fn step_turn(&self) -> Result<Share, Status> {
         let turn = self.turn(self.core.step_budget(), 1).await?;
-        self.core.yield_now().await;
+        self.core.begin_long_step().await;
         match self.late() {
             Some(late) => Err(late),
             None => Ok(turn),

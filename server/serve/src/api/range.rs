@@ -25,8 +25,8 @@ use super::errors::{Refusal, status};
 use super::frames::{GrpcBody, prefix};
 use crate::budget::Share;
 use crate::limits::{
-    ANSWER_PIECE_BYTES, MEDIUM_ANSWER_BYTES, SHORT_READ_BYTES, SHORT_READ_KEYS, SMALL_ANSWER_BYTES, SORT_ROWS_FREE,
-    STREAM_CHUNK_ROOM,
+    ANSWER_PIECE_BYTES, LONG_STEP_BYTES, LONG_STEP_KEYS, MEDIUM_ANSWER_BYTES, SHORT_READ_BYTES, SHORT_READ_KEYS,
+    SMALL_ANSWER_BYTES, SORT_ROWS_FREE, STREAM_CHUNK_ROOM,
 };
 
 /// Answers a read with one message, whatever its size.
@@ -103,10 +103,8 @@ fn operation_prefix(range_len: u64) -> Vec<u8> {
 /// How far a read goes that is nobody's trouble.
 const SHORT_READ: Budget = Budget { keys: SHORT_READ_KEYS, bytes: SHORT_READ_BYTES };
 
-/// How far one step of the second pass goes.
-fn piece_budget() -> Budget {
-    Budget { bytes: ANSWER_PIECE_BYTES, ..Budget::default() }
-}
+/// How far one step of a long read goes.
+const LONG_STEP: Budget = Budget { keys: LONG_STEP_KEYS, bytes: LONG_STEP_BYTES };
 
 /// Room for the first piece: all of a small answer, the start of a large one.
 fn first_piece_len(fixed: usize, rows_len: u64) -> usize {
@@ -166,7 +164,7 @@ async fn plan(service: &Service, range: &Range) -> Result<RangePlan, Status> {
     let mut scan = service.read(|view| Ok(RangeScan::new(view, range))).await.map_err(status)?;
     loop {
         let _turn = service.step_turn().await?;
-        if service.read(|view| scan.step(view, Budget::default())).await.map_err(status)? == Progress::Done {
+        if service.read(|view| scan.step(view, LONG_STEP)).await.map_err(status)? == Progress::Done {
             return Ok(scan.into_plan());
         }
     }
@@ -177,7 +175,7 @@ pub async fn rows_len(service: &Service, range: &Range) -> Result<Option<u64>, S
     let Ok(mut scan) = service.read(|view| Ok(RangeScan::new(view, range))).await else { return Ok(None) };
     loop {
         let _turn = service.step_turn().await?;
-        match service.read(|view| scan.step(view, Budget::default())).await {
+        match service.read(|view| scan.step(view, LONG_STEP)).await {
             Ok(Progress::Done) => return Ok(Some(scan.into_plan().rows_len)),
             Ok(Progress::More) => {}
             Err(_) => return Ok(None),
@@ -229,12 +227,12 @@ impl Pieces {
             piece.append(&mut part.before);
             // What one step appended before it missed a page stays, so every further try goes on behind it.
             let rows = &mut part.rows;
-            let progress = self.service.read(|view| rows.step(view, piece_budget(), piece)).await.map_err(status)?;
+            let progress = self.service.read(|view| rows.step(view, LONG_STEP, piece)).await.map_err(status)?;
             if progress == Progress::Done {
                 piece.append(&mut part.after);
                 self.parts.pop_front();
             }
-            if progress == Progress::More || piece.len() >= ANSWER_PIECE_BYTES / 2 {
+            if progress == Progress::More || piece.len() >= LONG_STEP_BYTES / 2 {
                 break;
             }
         }
@@ -299,7 +297,7 @@ async fn next_chunk(service: &Service, stream: &mut RangeStream) -> Result<Strea
             StreamStep::Chunk(chunk) => return Ok(chunk),
             StreamStep::Pending => service.step_turn().await?,
         };
-        step = service.read(|view| stream.step(view, Budget::default())).await.map_err(status)?;
+        step = service.read(|view| stream.step(view, LONG_STEP)).await.map_err(status)?;
     }
 }
 

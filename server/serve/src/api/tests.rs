@@ -90,6 +90,7 @@ impl Server {
                 watch_bytes_per_core: 64 << 20,
             },
             raft_term: AtomicU64::new(2),
+            traffic: crate::pace::HomeTraffic::default(),
             stopping: AtomicBool::new(false),
             replies: vec![ReplyTimes::default()],
         };

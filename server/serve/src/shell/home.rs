@@ -139,6 +139,9 @@ impl Home {
             if self.member.poll_timeout().is_some_and(|due| due <= now) {
                 self.member.handle_timeout(now);
             }
+            if !self.member.is_quiet() {
+                self.shared.traffic.note_writes(now);
+            }
             self.pump(&index_queue, &mut answers);
             index_queue.hurry(self.member.is_checkpoint_urgent());
             scrub.step(now, self.member.machine().index(), &self.inbox);

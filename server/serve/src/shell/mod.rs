@@ -51,6 +51,7 @@ use crate::limits::{
     ANSWER_BYTES_PER_CORE, BUDGET_BYTES_MIN, BUDGET_SHARE_OF_MEMORY, PENDING_REQUESTS_MAX, REQUEST_BYTES_PER_CORE,
     STREAMS_PER_CONNECTION_MAX, TICK,
 };
+use crate::pace::HomeTraffic;
 use crate::stages::ReplyTimes;
 
 /// How often the home core looks whether the server is to stop.
@@ -131,6 +132,7 @@ fn shared(config: &Config, memory_bytes: u64, cores: usize) -> Shared {
             watch_bytes_per_core: budget_per_core(HUB_RECENT_BYTES, memory_bytes, cores),
         },
         raft_term: AtomicU64::new(0),
+        traffic: HomeTraffic::default(),
         stopping: AtomicBool::new(false),
         replies: (0..cores).map(|_| ReplyTimes::default()).collect(),
     }
@@ -175,12 +177,12 @@ impl Server {
         let (opened, reader) = mpsc::channel();
         let (shared, loads, started) = (self.shared.clone(), self.loads.clone(), self.started);
         let connections = connection_config(&self.config, started);
-        let home = on_core(cpus[0], move || home_core(self, home_ends, listeners, opened))?;
+        let home = on_core(cpus[0], true, move || home_core(self, home_ends, listeners, opened))?;
         if let Ok(reader) = reader.recv() {
             for (position, (cpu, ends)) in cpus.iter().skip(1).zip(core_ends).enumerate() {
                 let (shared, loads, reader) = (shared.clone(), loads.clone(), reader.clone());
                 // It serves until the process ends.
-                drop(on_core(*cpu, move || {
+                drop(on_core(*cpu, false, move || {
                     other_core(position + 1, shared, loads, started, reader, connections, ends)
                 })?);
             }
@@ -190,13 +192,18 @@ impl Server {
     }
 }
 
-/// Runs a core's future on a thread of its own, bound to the core's processor.
-fn on_core<F>(processor: usize, main: impl FnOnce() -> F + Send + 'static) -> Result<CoreThread<F::Output>, StartError>
+/// Runs a core's future on a thread of its own, bound to the core's processor. The home core's asks for short turns:
+/// every write waits for it.
+fn on_core<F>(
+    processor: usize,
+    short_turns: bool,
+    main: impl FnOnce() -> F + Send + 'static,
+) -> Result<CoreThread<F::Output>, StartError>
 where
     F: Future + 'static,
     F::Output: Send + 'static,
 {
-    let options = garboard_executor::Options { processor: Some(processor) };
+    let options = garboard_executor::Options { processor: Some(processor), short_turns };
     std::thread::Builder::new()
         .name(format!("core-{processor}"))
         .spawn(move || garboard_executor::run(options, main))
@@ -240,6 +247,7 @@ async fn home_core(
     }
     core.watches().set_progress_interval(config.watch_progress_interval);
     core_tasks(&core, &loads, 0);
+    garboard_executor::spawn(net::measure_waiting(core.clone()));
     garboard_executor::spawn(wake_to_stop(shared.clone(), inbox.clone()));
     let home = Home {
         member: member.member,

@@ -275,6 +275,25 @@ pub async fn measure_load(loads: Arc<Vec<CoreLoad>>, index: usize) {
     }
 }
 
+/// Keeps the figure of how long the home core's thread waits for its processor, for as long as the server lives. Where
+/// the kernel does not count that, no machine is crowded.
+pub async fn measure_waiting(core: Core) {
+    const INTERVAL: Duration = Duration::from_millis(100);
+    let mut last = thread_waiting();
+    while let Some(before) = last {
+        sleep(INTERVAL).await;
+        last = thread_waiting();
+        let waited = last.unwrap_or(before).saturating_sub(before);
+        core.note_waiting(waited, INTERVAL);
+    }
+}
+
+/// How long this thread was ready to run and did not: the second figure of its `schedstat`, in nanoseconds.
+fn thread_waiting() -> Option<Duration> {
+    let figures = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+    figures.split_ascii_whitespace().nth(1)?.parse().ok().map(Duration::from_nanos)
+}
+
 fn thread_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
