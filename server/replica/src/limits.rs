@@ -25,6 +25,12 @@ pub const CATCH_UP_BYTES_MAX: u64 = 64 * 1024 * 1024;
 /// Messages for other members that nobody has taken. Beyond it the oldest are dropped, as a network would.
 pub const MESSAGES_MAX: usize = 4_096;
 
+/// Bytes of one forward: an entry that holds one request of the largest size that a server can be set to take.
+pub const FORWARD_BYTES_MAX: usize = garboard_transport::limits::BODY_BYTES_MAX as usize - 4_096;
+
+/// Ranges of refused writes in one message.
+pub const REFUSED_RANGES_MAX: usize = ENTRY_COMMANDS_MAX;
+
 /// Reads that wait for a read index beyond which new ones are answered [`crate::Error::TooManyRequests`].
 pub const WAITING_READS_MAX: usize = 65_536;
 

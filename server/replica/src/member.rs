@@ -25,7 +25,6 @@ use std::sync::Arc;
 
 use garboard_storage::{Index, IndexFailure, IndexIo, IoFailure, IoId, PageId, Reader};
 use garboard_wal as wal;
-use raft::eraftpb::Message;
 
 pub use config::{MemberConfig, OpenError, RecoveredState};
 
@@ -39,6 +38,7 @@ use crate::events::EventBatch;
 use crate::histogram::Stages;
 use crate::kept_hashes::KeptHashes;
 use crate::limits::MESSAGES_MAX;
+use crate::peer::PeerMessage;
 use crate::raft::{MembershipError, RaftDriver, Role};
 use applying::Applying;
 use reads::Reads;
@@ -113,7 +113,7 @@ pub struct Member {
     /// Answers and events on their way out, in order.
     out: VecDeque<Outgoing>,
     /// For other members.
-    messages: VecDeque<Message>,
+    messages: VecDeque<(u64, PeerMessage)>,
     /// Answers to compactions that wait for the physical work, by the floor it works towards.
     compactions: BTreeMap<i64, Vec<Answer>>,
     hashes: KeptHashes,
@@ -357,14 +357,34 @@ impl Member {
         }
     }
 
-    /// The next message for another member. Taken after every `handle_*`, like effects.
-    pub fn poll_message(&mut self) -> Option<Message> {
+    /// The next message for another member, and whom it is for. Taken after every `handle_*`, like effects.
+    pub fn poll_message(&mut self) -> Option<(u64, PeerMessage)> {
         self.messages.pop_front()
     }
 
-    /// A message of another member. The caller has checked its origin and bounded its indexes and terms.
-    pub fn handle_message(&mut self, now: Duration, message: Message) {
-        self.raft.handle_message(message);
+    /// A message of the member `from`, by whom the link has authenticated. Raft's are checked before they get further.
+    pub fn handle_message(&mut self, now: Duration, from: u64, message: PeerMessage) {
+        match message {
+            PeerMessage::Raft(message) => {
+                let _ = self.raft.handle_message(from, message);
+            }
+            PeerMessage::Forward(_) | PeerMessage::Refused(_) | PeerMessage::Question(_) | PeerMessage::Answer(_) => {}
+        }
+        self.pump(now);
+    }
+
+    /// The link to a member works.
+    pub fn handle_peer_up(&mut self, now: Duration, _id: u64) {
+        self.pump(now);
+    }
+
+    /// The link to a member does not work any more; what was sent last may be lost.
+    pub fn handle_peer_down(&mut self, now: Duration, _id: u64) {
+        self.pump(now);
+    }
+
+    /// The process of a member has died. If it led, another leader is looked for at once.
+    pub fn handle_leader_gone(&mut self, now: Duration, _id: u64) {
         self.pump(now);
     }
 
@@ -507,7 +527,7 @@ impl Member {
                     return;
                 }
             }
-            self.messages.extend(step.messages);
+            self.messages.extend(step.messages.into_iter().map(|message| (message.to, PeerMessage::Raft(message))));
             let beyond = self.messages.len().saturating_sub(MESSAGES_MAX);
             self.messages.drain(..beyond);
             for read in step.reads {

@@ -43,11 +43,12 @@ impl Cluster {
 
     fn deliver(&mut self) {
         for from in 0..self.sims.len() {
-            while let Some(message) = self.sims[from].member.poll_message() {
-                let to = usize::try_from(message.to).unwrap() - 1;
+            while let Some((to, message)) = self.sims[from].member.poll_message() {
+                let to = usize::try_from(to).unwrap() - 1;
                 if self.cut != Some(from) && self.cut != Some(to) {
                     let now = self.sims[to].clock();
-                    self.sims[to].member.handle_message(now, message);
+                    let id = u64::try_from(from).unwrap() + 1;
+                    self.sims[to].member.handle_message(now, id, message);
                     self.sims[to].drain();
                 }
             }

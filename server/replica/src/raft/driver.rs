@@ -4,6 +4,7 @@ use core::time::Duration;
 use std::collections::VecDeque;
 
 use bytes::Bytes;
+use garboard_transport::{Rejection, ReplicaFacts};
 use garboard_wal as wal;
 use garboard_wal::{Append, AppendNumber};
 use raft::eraftpb::{Entry, HardState, Message, MessageType};
@@ -316,10 +317,27 @@ impl RaftDriver {
         self.campaign_if_alone();
     }
 
-    /// A message of another member.
-    pub fn handle_message(&mut self, message: Message) {
-        // A message that does not fit the state is dropped, as if the network had lost it.
+    /// A message that the member `from` sent. One that does not fit is dropped, as if the network had lost it.
+    ///
+    /// # Errors
+    /// Why raft-rs may not see it.
+    pub fn handle_message(&mut self, from: u64, message: Message) -> Result<(), Rejection> {
+        let peers: Vec<u64> = self.membership.voters.iter().chain(&self.membership.learners).copied().collect();
+        let facts = ReplicaFacts {
+            self_id: self.id(),
+            term: self.term(),
+            committed: self.commit_index(),
+            last_index: self.newest_index(),
+            peers: &peers,
+            removed: &[],
+        };
+        garboard_transport::validate(&message, from, &facts)?;
+        if message.get_msg_type() == MessageType::MsgSnapshot {
+            return Ok(());
+        }
+        // raft-rs drops what does not fit its state.
         let _ = self.node.step(message);
+        Ok(())
     }
 
     /// Appends up to this number are durable, in this process's order.

@@ -215,7 +215,7 @@ impl Cluster {
                 continue;
             }
             let node = self.nodes.get_mut(&message.to).unwrap();
-            node.driver.handle_message(message);
+            node.driver.handle_message(message.from, message).unwrap();
             node.poll();
         }
         any
