@@ -1,7 +1,7 @@
 //! A message's body: written from raft-rs' type, and read back into it.
 
-use crate::format::{self, DecodeError, Fields, Header};
-use crate::{PeerFrame, limits};
+use crate::format::{self, DecodeError, Fields, Header, Kind};
+use crate::{FrameBody, PeerFrame, limits};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use raft::eraftpb::{ConfState, Entry, Message, MessageType, Snapshot};
 
@@ -50,6 +50,16 @@ pub fn encode(keyspace: u64, message: &Message, out: &mut BytesMut) -> Result<()
     }
     let header = Header::encode(kind, flags, keyspace, body_bytes_u32, crc32fast::hash(&out[body_at..]));
     out[frame_at..body_at].copy_from_slice(&header);
+    Ok(())
+}
+
+/// Appends a frame to `out` whose body only the replica reads. `out` is unchanged if there is an error.
+pub fn encode_opaque(keyspace: u64, body: &[u8], out: &mut BytesMut) -> Result<(), EncodeError> {
+    check_bound("body length", body.len(), limits::BODY_BYTES_MAX)?;
+    let body_bytes = u32::try_from(body.len()).expect("the body's length is within its bound");
+    out.reserve(format::HEADER_BYTES + body.len());
+    out.put_slice(&Header::encode(format::KIND_OPAQUE, 0, keyspace, body_bytes, crc32fast::hash(body)));
+    out.put_slice(body);
     Ok(())
 }
 
@@ -168,11 +178,15 @@ pub(crate) fn decode(header: &Header, body: Bytes) -> Result<PeerFrame, DecodeEr
     if crc32fast::hash(&body) != header.body_checksum {
         return Err(DecodeError::BodyChecksum);
     }
+    let kind = match header.kind {
+        Kind::Raft(kind) => kind,
+        Kind::Opaque => return Ok(PeerFrame { keyspace: header.keyspace, body: FrameBody::Opaque(body) }),
+    };
     let mut body = Body { rest: body };
     let fixed = body.split(format::FIXED_BYTES, "fixed part")?;
     let mut fields = Fields::new(&fixed);
     let mut message = Message::default();
-    message.set_msg_type(header.kind);
+    message.set_msg_type(kind);
     message.reject = header.flags & format::FLAG_REJECT != 0;
     for field in [
         &mut message.to,
@@ -199,7 +213,7 @@ pub(crate) fn decode(header: &Header, body: Bytes) -> Result<PeerFrame, DecodeEr
     if body.rest.has_remaining() {
         return Err(DecodeError::Trailing(body.rest.remaining()));
     }
-    Ok(PeerFrame { keyspace: header.keyspace, message })
+    Ok(PeerFrame { keyspace: header.keyspace, body: FrameBody::Raft(message) })
 }
 
 fn decode_entries(count: u32, body: &mut Body) -> Result<Vec<Entry>, DecodeError> {

@@ -20,6 +20,9 @@ pub(crate) const FLAG_REJECT: u16 = 1 << 0;
 pub(crate) const FLAG_SNAPSHOT: u16 = 1 << 1;
 pub(crate) const FLAGS_KNOWN: u16 = FLAG_REJECT | FLAG_SNAPSHOT;
 
+/// The kind of a frame whose body is the replica's own and none of Raft's.
+pub(crate) const KIND_OPAQUE: u8 = 32;
+
 /// Bytes in the fixed part of a body: ten fields of eight bytes, and the context's length and the entry count.
 pub(crate) const FIXED_BYTES: usize = 10 * 8 + 2 * 4;
 /// Bytes in an entry's head: term 8, index 8, type 1, three zeros, data length 4, context length 4.
@@ -83,10 +86,28 @@ pub enum DecodeError {
     GivenUp,
 }
 
+/// What a body is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A message of raft-rs.
+    Raft(MessageType),
+    /// Bytes that only the replica reads.
+    Opaque,
+}
+
+impl Kind {
+    fn of(number: u8) -> Option<Self> {
+        match number {
+            KIND_OPAQUE => Some(Self::Opaque),
+            number => message_type(number).map(Self::Raft),
+        }
+    }
+}
+
 /// A header that has been checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
-    pub kind: MessageType,
+    pub kind: Kind,
     pub flags: u16,
     pub keyspace: u64,
     /// At most [`limits::BODY_BYTES_MAX`].
@@ -134,7 +155,10 @@ impl Header {
         if flags & !FLAGS_KNOWN != 0 {
             return Err(DecodeError::Flags(flags));
         }
-        let kind = message_type(kind).ok_or(DecodeError::Kind(kind))?;
+        let kind = Kind::of(kind).ok_or(DecodeError::Kind(kind))?;
+        if kind == Kind::Opaque && flags != 0 {
+            return Err(DecodeError::Flags(flags));
+        }
         check_bound("body length", body_bytes, limits::BODY_BYTES_MAX)?;
         Ok(Self { kind, flags, keyspace, body_bytes, body_checksum })
     }
@@ -260,6 +284,7 @@ mod tests {
     fn kinds_and_message_types_map_one_to_one() {
         for kind in 0..=u8::MAX {
             assert_eq!(message_type(kind).and_then(message_kind), message_type(kind).map(|_| kind));
+            assert!(kind != KIND_OPAQUE || message_type(kind).is_none(), "no number means two things");
             assert_eq!(entry_type(kind).map(entry_kind), entry_type(kind).map(|_| kind));
         }
     }

@@ -6,7 +6,7 @@ use raft::eraftpb::Message;
 
 use crate::format::{self, HEADER_BYTES};
 use crate::limits::{INDEX_MAX, TERM_MAX};
-use crate::{FrameReader, PeerFrame, ReplicaFacts, encode, validate};
+use crate::{FrameBody, FrameReader, PeerFrame, ReplicaFacts, encode, encode_opaque, validate};
 
 /// The replica that the messages come to.
 const FACTS: ReplicaFacts<'static> =
@@ -41,11 +41,17 @@ pub fn frame(data: &[u8]) {
     let Some(frame) = whole else { return };
 
     let mut again = BytesMut::new();
-    encode(frame.keyspace, &frame.message, &mut again).expect("what was read can be written");
+    match &frame.body {
+        FrameBody::Raft(message) => encode(frame.keyspace, message, &mut again),
+        FrameBody::Opaque(body) => encode_opaque(frame.keyspace, body, &mut again),
+    }
+    .expect("what was read can be written");
     assert!(again == stream, "a frame is its message");
     let member = u64::from(fields[9]);
-    if validate(&frame.message, member, &FACTS).is_ok() {
-        check_accepted(&frame.message, member);
+    if let Some(message) = frame.raft()
+        && validate(message, member, &FACTS).is_ok()
+    {
+        check_accepted(message, member);
     }
 }
 

@@ -68,7 +68,7 @@ impl Cluster {
             let lost = self.lose_one_in > 0 && self.draw(self.lose_one_in) == 0;
             let mut reader = FrameReader::new();
             assert_eq!(reader.handle_bytes(&frame), Ok(frame.len()));
-            let message = reader.poll_frame().expect("a whole frame").message;
+            let message = reader.poll_frame().expect("a whole frame").raft().expect("a message").clone();
             let to = message.to;
             if lost || self.cut_off.contains(&sender) || self.cut_off.contains(&to) {
                 continue;

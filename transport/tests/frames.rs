@@ -1,7 +1,7 @@
 //! Frames survive the way to a peer, and nothing that is none is taken for one.
 
 use bytes::{Bytes, BytesMut};
-use garboard_transport::{DecodeError, EncodeError, FrameReader, HEADER_BYTES, PeerFrame, encode, limits};
+use garboard_transport::{DecodeError, EncodeError, FrameBody, FrameReader, HEADER_BYTES, PeerFrame, encode, limits};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use raft::eraftpb::{Entry, EntryType, Message, MessageType, Snapshot};
@@ -131,7 +131,7 @@ proptest! {
         }
         let frames = read_all(&stream, &pieces).unwrap();
         let expected: Vec<_> =
-            messages.into_iter().map(|(keyspace, message)| PeerFrame { keyspace, message }).collect();
+            messages.into_iter().map(|(keyspace, message)| PeerFrame { keyspace, body: FrameBody::Raft(message) }).collect();
         prop_assert_eq!(frames, expected);
     }
 
@@ -152,7 +152,7 @@ proptest! {
         if reader.handle_bytes(&frame).is_ok() {
             // Whatever was understood is written back as the same bytes: there is one way to write a message.
             let frame_read = reader.poll_frame().expect("all bytes of the frame were there");
-            prop_assert_eq!(&encoded(frame_read.keyspace, &frame_read.message)[..], &frame[..]);
+            prop_assert_eq!(&encoded(frame_read.keyspace, frame_read.raft().expect("a message"))[..], &frame[..]);
         }
     }
 
@@ -177,7 +177,7 @@ proptest! {
         let lying = sealed(frame[5], flags, &body);
         let mut reader = FrameReader::new();
         if reader.handle_bytes(&lying).is_ok() {
-            let read = reader.poll_frame().unwrap().message;
+            let read = reader.poll_frame().unwrap().raft().unwrap().clone();
             prop_assert!(read.get_entries().len() * 28 <= body.len());
         }
     }
@@ -209,7 +209,7 @@ fn memory_for_a_body_follows_what_has_arrived_and_never_exceeds_the_body() {
         assert!(reader.buffered_capacity() <= (2 * arrived).max(limits::BODY_FIRST_STEP_BYTES));
         assert!(reader.buffered_capacity() <= frame.len() - HEADER_BYTES);
     }
-    assert_eq!(reader.poll_frame().expect("all of it is there").message, message);
+    assert_eq!(reader.poll_frame().expect("all of it is there").raft(), Some(&message));
 }
 
 #[test]
@@ -275,7 +275,8 @@ fn a_priority_in_the_deprecated_field_arrives_in_the_new_one() {
     let mut message = Message::default_append();
     message.deprecated_priority = 9;
     let frames = read_all(&encoded(0, &message), &[7]).unwrap();
-    assert_eq!((frames[0].message.priority, frames[0].message.deprecated_priority), (9, 0));
+    let message = frames[0].raft().expect("a message");
+    assert_eq!((message.priority, message.deprecated_priority), (9, 0));
 }
 
 #[test]
