@@ -390,7 +390,7 @@ impl Core {
 
     /// Hands what was applied and published to this core's watches.
     pub fn handle_events(&self, events: &Arc<EventBatch>) {
-        self.0.watches.handle_events(events);
+        self.0.watches.handle_events(self.now(), events);
     }
 
     /// This core's watches.

@@ -75,6 +75,12 @@ pub const LONG_STEP_INTERVAL: Duration = Duration::from_micros(450);
 /// How long after the last write the steps of long reads keep that distance.
 pub const WRITES_RECENT: Duration = Duration::from_millis(10);
 
+/// How long batches of events wake no streams after one that woke some, for each of these.
+pub const WATCH_REST_PER_STREAM: Duration = Duration::from_micros(10);
+
+/// The same, most: what an event may be late for.
+pub const WATCH_REST_MAX: Duration = Duration::from_millis(2);
+
 /// Share of an interval that the home core's thread waits for its processor, in thousandths, from which the machine
 /// counts as crowded: long reads on other cores then keep the distance as well.
 pub const CROWDED_PERMILLE: u64 = 30;

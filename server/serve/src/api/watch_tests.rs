@@ -258,3 +258,33 @@ fn a_long_history_arrives_whole_and_in_order() {
     }
     assert!(revisions.into_iter().eq(2..=3_001));
 }
+
+#[test]
+fn after_a_batch_that_woke_many_streams_the_next_ones_arrive_together_a_little_later() {
+    let server = Server::new();
+    let mut clients: Vec<Client> = (0..5).map(|_| Client::open(&server)).collect();
+    for client in &mut clients {
+        client.watch("a", create());
+        client.created();
+        assert_eq!(client.next(), None);
+    }
+    let watches = server.core.watches();
+    let cx = std::task::Context::from_waker(std::task::Waker::noop());
+    assert!(watches.poll_held(&cx).is_pending());
+    server.put_watched("a", "1");
+    for client in &mut clients {
+        assert_eq!(client.next().unwrap().events.len(), 1, "nothing is held back for a first batch");
+        assert_eq!(client.next(), None);
+    }
+    server.put_watched("a", "2");
+    server.put_watched("a", "3");
+    let due = watches.poll_held(&cx);
+    assert_eq!(due, std::task::Poll::Ready(server.core.now() + 5 * crate::limits::WATCH_REST_PER_STREAM));
+    for client in &mut clients {
+        assert_eq!(client.next(), None, "streams rest after they were woken");
+    }
+    watches.wake_held(server.core.now() + 5 * crate::limits::WATCH_REST_PER_STREAM);
+    for client in &mut clients {
+        assert_eq!(client.next().unwrap().events.len(), 2, "what came during the rest comes together");
+    }
+}

@@ -4,11 +4,13 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::task::{Poll, Waker};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use garboard_replica::events::EventBatch;
 use garboard_replica::watch::{StreamId, WatchConfig, WatchHub};
+
+use crate::limits::{WATCH_REST_MAX, WATCH_REST_PER_STREAM};
 
 /// How often a quiet watch is told how far it is, unless the server is told otherwise.
 const PROGRESS_INTERVAL_DEFAULT: Duration = Duration::from_secs(600);
@@ -22,10 +24,20 @@ struct Wait {
 }
 
 /// A core's watch hub, with a waker for each stream that waits for it.
+///
+/// Waking a stream costs the core a message to its client. So after a batch that woke many, the streams for which the
+/// next ones have something are woken a little later, together: each then gets several events with one message, and the
+/// writes that come meanwhile find the core free.
 #[derive(Debug)]
 pub struct Watches {
     hub: RefCell<WatchHub>,
     waits: RefCell<HashMap<StreamId, Wait>>,
+    /// Before this time no batch wakes streams.
+    rests_until: Cell<Duration>,
+    /// The hub has named streams that are not woken.
+    held: Cell<bool>,
+    /// The task that wakes them when the rest is over.
+    alarm: RefCell<Option<Waker>>,
     progress_interval: Cell<Duration>,
     jitter: RandomState,
 }
@@ -36,6 +48,9 @@ impl Watches {
         Watches {
             hub: RefCell::new(WatchHub::new(config, revision)),
             waits: RefCell::default(),
+            rests_until: Cell::default(),
+            held: Cell::new(false),
+            alarm: RefCell::default(),
             progress_interval: Cell::new(PROGRESS_INTERVAL_DEFAULT),
             jitter: RandomState::new(),
         }
@@ -47,8 +62,40 @@ impl Watches {
     }
 
     /// Offers a published batch to the watchers.
-    pub fn handle_events(&self, batch: &Arc<EventBatch>) {
-        self.with_hub(|hub| hub.handle_events(batch));
+    pub fn handle_events(&self, now: Duration, batch: &Arc<EventBatch>) {
+        let mut hub = self.hub.borrow_mut();
+        hub.handle_events(batch);
+        if now < self.rests_until.get()
+            && let Some(alarm) = self.alarm.borrow_mut().take()
+        {
+            alarm.wake();
+            self.held.set(true);
+        }
+        if !self.held.get() {
+            self.wake_many(now, &mut hub);
+        }
+    }
+
+    /// When the streams are to be woken for which batches had something during a rest. Without a task that waits for
+    /// this, there are no rests.
+    pub fn poll_held(&self, cx: &Context<'_>) -> Poll<Duration> {
+        if self.held.get() {
+            return Poll::Ready(self.rests_until.get());
+        }
+        *self.alarm.borrow_mut() = Some(cx.waker().clone());
+        Poll::Pending
+    }
+
+    /// The rest is over.
+    pub fn wake_held(&self, now: Duration) {
+        self.held.set(false);
+        self.wake_many(now, &mut self.hub.borrow_mut());
+    }
+
+    fn wake_many(&self, now: Duration, hub: &mut WatchHub) {
+        let woken = self.wake(hub);
+        let rest = WATCH_REST_PER_STREAM.saturating_mul(u32::try_from(woken).unwrap_or(u32::MAX));
+        self.rests_until.set(now + rest.min(WATCH_REST_MAX));
     }
 
     /// Nothing up to `revision` was handed to this core: watches read it from the index.
@@ -68,19 +115,29 @@ impl Watches {
         }
     }
 
-    /// Calls the hub, then wakes the streams for which that made something ready.
+    /// Calls the hub, then wakes the streams for which that made something ready; during a rest, at its end.
     pub fn with_hub<T>(&self, call: impl FnOnce(&mut WatchHub) -> T) -> T {
         let mut hub = self.hub.borrow_mut();
         let value = call(&mut hub);
+        if !self.held.get() {
+            self.wake(&mut hub);
+        }
+        value
+    }
+
+    /// Wakes the streams that the hub names. Returns how many there were.
+    fn wake(&self, hub: &mut WatchHub) -> usize {
+        let mut woken = 0;
         let mut waits = self.waits.borrow_mut();
         while let Some(id) = hub.poll_ready() {
+            woken += 1;
             let wait = waits.entry(id).or_default();
             wait.named = true;
             if let Some(waker) = wait.waker.take() {
                 waker.wake();
             }
         }
-        value
+        woken
     }
 
     /// Opens a stream. Its interval is up to a tenth longer than the configured one, so that streams that were opened

@@ -25,6 +25,7 @@ mod start;
 mod sync_choice;
 mod timed_stream;
 
+use std::future::poll_fn;
 use std::io;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -347,11 +348,19 @@ async fn wake_to_stop(shared: Arc<Shared>, inbox: Inbox) {
 /// What runs on every core beside its connections.
 fn core_tasks(core: &Core, loads: &Arc<Vec<CoreLoad>>, index: usize) {
     garboard_executor::spawn(net::measure_load(loads.clone(), index));
+    let ticking = core.clone();
+    garboard_executor::spawn(async move {
+        loop {
+            ticking.sleep(TICK).await;
+            ticking.tick();
+        }
+    });
     let core = core.clone();
     garboard_executor::spawn(async move {
         loop {
-            core.sleep(TICK).await;
-            core.tick();
+            let due = poll_fn(|cx| core.watches().poll_held(cx)).await;
+            core.sleep(due.saturating_sub(core.now())).await;
+            core.watches().wake_held(core.now());
         }
     });
 }
