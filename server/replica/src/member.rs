@@ -37,7 +37,7 @@ use crate::error::Error;
 use crate::events::EventBatch;
 use crate::histogram::Stages;
 use crate::kept_hashes::KeptHashes;
-use crate::limits::MESSAGES_MAX;
+use crate::limits::{MESSAGES_MAX, REPLAYED_MUCH_SHARE};
 use crate::peer::PeerMessage;
 use crate::raft::{MembershipError, RaftDriver, Role};
 use applying::Applying;
@@ -124,6 +124,9 @@ pub struct Member {
     next_checkpoint_retry: Duration,
     /// What a start would have replayed when the newest checkpoint was started.
     checkpoint_began_at: u64,
+    /// This start had much to replay, and no checkpoint has been finished since. Where members die young again and again
+    /// the log would grow from start to start, so the first checkpoint neither waits for more of it nor rests.
+    replayed_much: bool,
     /// A stop was asked for, and does not wait for its checkpoint beyond this time.
     stop_by: Option<Duration>,
     /// The checkpoint of the stop was started.
@@ -212,6 +215,7 @@ impl Member {
             next_compaction: now,
             next_checkpoint_retry: now,
             checkpoint_began_at: 0,
+            replayed_much: log.replay_bytes() >= config.checkpoint_log_bytes / REPLAYED_MUCH_SHARE,
             stop_by: None,
             stop_saved: false,
             stalled_until: None,

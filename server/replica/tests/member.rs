@@ -392,3 +392,23 @@ fn what_a_start_replays_is_bounded_by_bytes_of_log_and_a_stop_leaves_nothing_to_
     assert_eq!(sim.member.log().replay_bytes(), 0);
     assert_eq!(value(&sim, "key-499"), Some("v".repeat(100).into_bytes()));
 }
+
+#[test]
+fn a_start_that_replayed_much_saves_at_once_so_that_the_log_does_not_grow_from_start_to_start() {
+    let bound = 1 << 20;
+    let config = MemberConfig { checkpoint_log_bytes: bound, ..MemberConfig::single(7) };
+    let mut sim = Node::with(18, config);
+    sim.restart_pause = Duration::ZERO;
+    (sim.index_config.checkpoint_bytes, sim.index_config.dirty_bytes_max) = (64 << 20, 128 << 20);
+    sim.settle();
+    sim.restart();
+    let share = bound / limits::REPLAYED_MUCH_SHARE;
+    while sim.member.log().replay_bytes() < share {
+        sim.execute(put("key", &"v".repeat(1_000))).unwrap();
+    }
+    assert!(!sim.member.is_checkpoint_urgent(), "while it runs there is no hurry");
+    sim.crash();
+    assert_eq!(sim.call(Request::ReadIndex), Ok(Response::ReadIndex));
+    sim.run_for(Duration::from_millis(500));
+    assert_eq!(sim.member.log().replay_bytes(), 0, "nobody asked for it");
+}

@@ -30,14 +30,15 @@ impl Member {
     /// Whether a start would replay so much of the log that a checkpoint is due.
     fn replay_is_long(&self) -> bool {
         let saving = self.machine.index().checkpoint_progress().is_some();
-        !saving && self.log.replay_bytes() >= self.config.checkpoint_log_bytes
+        let replayed = self.replayed_much && self.applying.published().index >= self.replayed_to;
+        !saving && (replayed || self.log.replay_bytes() >= self.config.checkpoint_log_bytes)
     }
 
     /// Whether the checkpoint under way should write without rests: writers wait for it, or the log grows so fast that
     /// with rests the next one would be due before it is done. That bounds what a start replays.
     pub fn is_checkpoint_urgent(&self) -> bool {
         let index = self.machine.index();
-        let hurried = index.must_wait() || self.stop_by.is_some();
+        let hurried = index.must_wait() || self.stop_by.is_some() || self.replayed_much;
         let Some(CheckpointProgress { left_bytes, total_bytes }) = index.checkpoint_progress() else { return false };
         let grown = self.log.replay_bytes().saturating_sub(self.checkpoint_began_at);
         let allowed = self.config.checkpoint_log_bytes / 2;
@@ -109,6 +110,7 @@ impl Member {
     pub(super) fn finish_checkpoints(&mut self) {
         while let Some(done) = self.machine.index_mut().poll_checkpoint_done() {
             self.saved_index = done.applied.index;
+            self.replayed_much &= self.saved_index < self.replayed_to;
             let anchor = Anchor::from_bytes(&done.anchor).expect("the index gives back the anchor it was given");
             // An anchor that the planted bug has overtaken is let pass.
             if !canary::is_on(Canary::LogForgottenEarly) || self.log.base().sequence() <= anchor.sequence() {
