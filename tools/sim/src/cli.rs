@@ -9,16 +9,16 @@ use std::time::{Duration, Instant};
 
 use crate::outcome::{Outcome, Summary, Violation};
 use crate::panics;
-use crate::plan::{FAULTS, Fault, Options};
+use crate::plan::{CLUSTER_FAULTS, Fault, Options};
 use crate::run_seed;
 
 /// How often progress is told.
 const PROGRESS: Duration = Duration::from_secs(10);
 
-/// Runs a member on a simulated disk, clock and clients, and holds it against a model.
+/// Runs clusters, or single members, on simulated disks, clocks and network, and holds them against a model.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:\n  garboard sim --seeds 1000 --jobs 2\n  garboard sim --seed 42\n  \
-    garboard sim --seeds 100 --force rot --without crash,kill")]
+    garboard sim --members 3 --seeds 100 --force rot --without crash,kill")]
 pub struct SimArgs {
     /// Run this one seed and print its story.
     #[arg(long, value_name = "S", conflicts_with = "seeds")]
@@ -32,7 +32,10 @@ pub struct SimArgs {
     /// Threads, each with a seed of its own.
     #[arg(long, value_name = "J", default_value_t = 1)]
     pub jobs: u64,
-    /// Requests of clients in each seed.
+    /// Members of the cluster; without it each seed draws 1, 3, 5 or 7.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=9))]
+    pub members: Option<u8>,
+    /// Requests of clients in each seed; a cluster's seed lasts in proportion.
     #[arg(long, value_name = "N", default_value_t = Options::default().ops)]
     pub ops: u64,
     /// Faults that every seed gets, beside those that it draws.
@@ -52,6 +55,7 @@ pub struct SimArgs {
 impl SimArgs {
     fn options(&self) -> Options {
         Options {
+            members: self.members.map(usize::from),
             ops: self.ops,
             force: self.force.iter().copied().collect(),
             disable: self.without.iter().copied().collect(),
@@ -64,6 +68,9 @@ impl SimArgs {
     fn replay(&self, seed: u64) -> String {
         let list = |faults: &[Fault]| faults.iter().map(|fault| fault.name()).collect::<Vec<_>>().join(",");
         let mut command = format!("garboard sim --seed {seed}");
+        if let Some(members) = self.members {
+            command += &format!(" --members {members}");
+        }
         if self.ops != Options::default().ops {
             command += &format!(" --ops {}", self.ops);
         }
@@ -249,7 +256,14 @@ fn print_summary(sum: &Summary, seeds: u64, elapsed: Duration) {
         "{} requests, {} acknowledged writes, {} reads, {} watch events, {} expired leases",
         sum.requests, sum.acknowledged_writes, sum.reads, sum.watch_events, sum.expiries
     );
-    let known = FAULTS.iter().map(|fault| fault.name());
+    println!(
+        "{:.2} cluster-hours, {} terms with a leader, {} messages between members, {} watches resumed elsewhere",
+        sum.cluster_time.as_secs_f64() / 3_600.0,
+        sum.elections,
+        sum.messages,
+        sum.resumed_watches
+    );
+    let known = CLUSTER_FAULTS.iter().map(|fault| fault.name()).filter(|name| sum.faults.contains_key(name));
     let faults: Vec<String> = known
         .chain(["stopped", "refused", "salvaged"])
         .map(|name| format!("{name} {}", sum.faults.get(name).copied().unwrap_or(0)))

@@ -47,6 +47,17 @@ pub fn same<T: PartialEq + fmt::Debug>(what: &str, expected: &T, found: &T) -> C
     violated(what, short(expected), short(found))
 }
 
+/// An error with its sources, as text.
+pub fn with_sources(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text += &format!(": {error}");
+        source = error.source();
+    }
+    text
+}
+
 /// A value as text of bearable length.
 pub fn short(value: &impl fmt::Debug) -> String {
     let text = format!("{value:?}");
@@ -71,6 +82,14 @@ pub struct Summary {
     pub watch_events: u64,
     /// Leases that expired.
     pub expiries: u64,
+    /// Simulated time of clusters of several members.
+    pub cluster_time: Duration,
+    /// Terms that had a leader, in clusters.
+    pub elections: u64,
+    /// Messages that members sent each other.
+    pub messages: u64,
+    /// Watches that went on at another member.
+    pub resumed_watches: u64,
     /// Starts of the process after the first one.
     pub restarts: u64,
     /// Starts that found a checkpoint.
@@ -90,6 +109,10 @@ impl Summary {
         self.reads += other.reads;
         self.watch_events += other.watch_events;
         self.expiries += other.expiries;
+        self.cluster_time += other.cluster_time;
+        self.elections += other.elections;
+        self.messages += other.messages;
+        self.resumed_watches += other.resumed_watches;
         self.restarts += other.restarts;
         self.checkpoint_starts += other.checkpoint_starts;
         for (name, count) in &other.faults {

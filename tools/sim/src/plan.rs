@@ -35,11 +35,27 @@ pub enum Fault {
     FullDisk,
     /// A durable sector changes.
     Rot,
-    /// The process stands still while its clock goes on.
+    /// The process stands still while its clock goes on; in a cluster the clock may stand still, too.
     Pause,
+    /// Messages between members are lost.
+    Loss,
+    /// Messages between members arrive twice.
+    Duplicate,
+    /// Messages between members overtake each other.
+    Reorder,
+    /// A member hears another one no more, or is not heard by it.
+    OneWay,
+    /// A member is cut off from all others.
+    Isolate,
+    /// The members fall into two parts.
+    Partition,
+    /// Messages from one member to another are slow.
+    SlowLink,
+    /// Clocks go too fast or too slow.
+    Drift,
 }
 
-/// Every fault.
+/// Every fault of a member by itself.
 pub const FAULTS: [Fault; 11] = [
     Fault::Crash,
     Fault::Kill,
@@ -52,6 +68,29 @@ pub const FAULTS: [Fault; 11] = [
     Fault::FullDisk,
     Fault::Rot,
     Fault::Pause,
+];
+
+/// Every fault of a cluster: of members, where nothing is cut from a log that others count on, and between them.
+pub const CLUSTER_FAULTS: [Fault; 19] = [
+    Fault::Crash,
+    Fault::Kill,
+    Fault::SyncError,
+    Fault::WriteError,
+    Fault::ShortWrite,
+    Fault::ReadError,
+    Fault::AllocateError,
+    Fault::Stall,
+    Fault::FullDisk,
+    Fault::Rot,
+    Fault::Pause,
+    Fault::Loss,
+    Fault::Duplicate,
+    Fault::Reorder,
+    Fault::OneWay,
+    Fault::Isolate,
+    Fault::Partition,
+    Fault::SlowLink,
+    Fault::Drift,
 ];
 
 impl Fault {
@@ -69,6 +108,14 @@ impl Fault {
             Fault::FullDisk => "full-disk",
             Fault::Rot => "rot",
             Fault::Pause => "pause",
+            Fault::Loss => "loss",
+            Fault::Duplicate => "duplicate",
+            Fault::Reorder => "reorder",
+            Fault::OneWay => "one-way",
+            Fault::Isolate => "isolate",
+            Fault::Partition => "partition",
+            Fault::SlowLink => "slow-link",
+            Fault::Drift => "drift",
         }
     }
 }
@@ -76,6 +123,8 @@ impl Fault {
 /// What may be asked of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
+    /// Members of the cluster; where none are given, each seed draws them.
+    pub members: Option<usize>,
     /// Requests of clients before the faults stop.
     pub ops: u64,
     /// Print the story.
@@ -90,9 +139,17 @@ pub struct Options {
     pub sabotage: Sabotage,
 }
 
+impl Options {
+    /// One member alone, whatever the seed.
+    pub fn alone() -> Options {
+        Options { members: Some(1), ..Options::default() }
+    }
+}
+
 impl Default for Options {
     fn default() -> Options {
         Options {
+            members: None,
             ops: 500,
             story: false,
             force: BTreeSet::new(),

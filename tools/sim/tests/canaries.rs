@@ -16,7 +16,7 @@ use garboard_wal::canary::{self as wal, Canary as Wal};
 /// The first seed at which something is noticed: how many it took, and what was noticed.
 fn first_violation(seeds: u64) -> Option<(u64, String)> {
     (0..seeds).find_map(|seed| {
-        let violation = run_seed(seed, &Options::default()).violation?;
+        let violation = run_seed(seed, &Options::alone()).violation?;
         Some((seed + 1, violation.to_string()))
     })
 }

@@ -10,6 +10,8 @@ use garboard_sim::{Options, Outcome, Sabotage, Summary, run_seed};
 
 /// Seeds of the quick form.
 const SEEDS: u64 = 160;
+/// Seeds of clusters in the quick form.
+const CLUSTER_SEEDS: u64 = 60;
 /// Events of a calm seed at each of which it is crashed once.
 const CRASH_EVENTS: u64 = 250;
 
@@ -35,7 +37,7 @@ fn run_all(seeds: impl Iterator<Item = (u64, Options)>) -> Summary {
 fn no_seed_breaks_a_promise() {
     let from = variable("GARBOARD_FROM").unwrap_or(0);
     let seeds = from..from + variable("GARBOARD_SEEDS").unwrap_or(SEEDS);
-    let sum = run_all(seeds.map(|seed| (seed, Options::default())));
+    let sum = run_all(seeds.map(|seed| (seed, Options::alone())));
     eprintln!("{sum:?}");
     // What never happens proves nothing.
     assert!(sum.acknowledged_writes > 10_000 && sum.reads > 1_000 && sum.watch_events > 1_000 && sum.expiries > 10);
@@ -45,33 +47,46 @@ fn no_seed_breaks_a_promise() {
 }
 
 #[test]
+fn no_cluster_breaks_a_promise() {
+    let from = variable("GARBOARD_FROM").unwrap_or(0);
+    let seeds = from..from + variable("GARBOARD_SEEDS").unwrap_or(CLUSTER_SEEDS);
+    let members = |seed| if seed % 4 == 3 { 5 } else { 3 };
+    let sum = run_all(seeds.map(|seed| (seed, Options { members: Some(members(seed)), ..Options::default() })));
+    eprintln!("{sum:?}");
+    // What never happens proves nothing.
+    assert!(sum.acknowledged_writes > 5_000 && sum.reads > 1_000 && sum.watch_events > 1_000 && sum.expiries > 10);
+    assert!(sum.elections > 100 && sum.resumed_watches > 100 && sum.restarts > 100);
+}
+
+#[test]
 fn seeds_that_once_failed_break_no_promise() {
     let list = include_str!("../seeds.txt");
     let seeds = list.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
-    run_all(seeds.map(|line| (line.split_whitespace().next().unwrap().parse().unwrap(), Options::default())));
+    run_all(seeds.map(|line| (line.split_whitespace().next().unwrap().parse().unwrap(), Options::alone())));
 }
 
 #[test]
 fn a_crash_at_every_event_of_a_seed_breaks_no_promise() {
-    let at = |event| (7, Options { ops: 1_000, crash_at: Some(event), ..Options::default() });
+    let at = |event| (7, Options { ops: 1_000, crash_at: Some(event), ..Options::alone() });
     let sum = run_all((0..CRASH_EVENTS).map(at));
     assert!(sum.restarts >= CRASH_EVENTS);
 }
 
 #[test]
 fn the_same_seed_tells_the_same_story() {
-    for seed in 0..8 {
-        let (one, two) = (run_seed(seed, &Options::default()), run_seed(seed, &Options::default()));
+    for (seed, members) in (0..8).map(|seed| (seed, 1)).chain([(8, 3), (9, 5), (10, 3)]) {
+        let options = Options { members: Some(members), ..Options::default() };
+        let (one, two) = (run_seed(seed, &options), run_seed(seed, &options));
         assert_eq!(one, two, "seed {seed}");
     }
-    let digest = |seed| run_seed(seed, &Options::default()).summary.digest;
+    let digest = |seed| run_seed(seed, &Options::alone()).summary.digest;
     assert_ne!(digest(1), digest(2));
 }
 
 #[test]
 fn an_acknowledgement_before_its_write_is_durable_is_caught() {
     let sabotage = Sabotage { early_completion: true };
-    let options = Options { sabotage, ..Options::default() };
+    let options = Options { sabotage, ..Options::alone() };
     let caught = (0..5).filter_map(|seed| run_seed(seed, &options).violation).count();
     assert_eq!(caught, 5, "the simulator notices what is acknowledged and not durable");
 }

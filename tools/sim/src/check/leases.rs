@@ -22,6 +22,8 @@ pub struct Leases {
     generations: u64,
     /// What a new leader adds.
     extension: Duration,
+    /// By how many parts of a million a member's clock may go too fast.
+    drift_ppm_max: u32,
     /// Leases that expired.
     pub expiries: u64,
 }
@@ -29,12 +31,23 @@ pub struct Leases {
 impl Leases {
     /// No leases.
     pub fn new(extension: Duration) -> Leases {
-        Leases { leases: BTreeMap::new(), generations: 0, extension, expiries: 0 }
+        Leases { leases: BTreeMap::new(), generations: 0, extension, drift_ppm_max: 0, expiries: 0 }
+    }
+
+    /// No leases, where clocks may be so much too fast.
+    pub fn with_drift(extension: Duration, drift_ppm_max: u32) -> Leases {
+        Leases { drift_ppm_max, ..Leases::new(extension) }
+    }
+
+    /// The least true time that a member's clock may take for this.
+    fn at_least(&self, duration: Duration) -> Duration {
+        let nanos = duration.as_nanos() * 1_000_000 / (1_000_000 + u128::from(self.drift_ppm_max));
+        u64::try_from(nanos).map_or(duration, Duration::from_nanos)
     }
 
     /// A lease was granted, not before it was asked for.
     pub fn granted(&mut self, id: i64, ttl_seconds: i64, asked: Duration) {
-        let ttl = Duration::from_secs(ttl_seconds.unsigned_abs());
+        let ttl = self.at_least(Duration::from_secs(ttl_seconds.unsigned_abs()));
         self.generations += 1;
         let lease = Lease { ttl, earliest: asked.saturating_add(ttl), generation: self.generations };
         self.leases.insert(id, lease);

@@ -5,8 +5,11 @@
 //! held against that. What this leaves to check about the order itself is that a client's command stands in it once,
 //! after those that were submitted before.
 
+pub mod history;
 mod leases;
+pub mod reads;
 pub mod watch;
+pub mod whole;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -65,6 +65,21 @@ impl StreamChecker {
         self.watchers.values().filter(|watcher| !watcher.compacted).map(resume).collect()
     }
 
+    /// What the client asks for anew when its stream breaks: each watch, from the first revision that it may have missed
+    /// by what it was told.
+    pub fn resume_points(&self) -> Vec<WatchCreate> {
+        let resume = |(id, watcher): (&i64, &Watcher)| {
+            let announced = |owed: &Owed| owed.watcher.is_some() && owed.response.watch_id == *id;
+            let start = match watcher.create.start_revision {
+                // It has not been told from where on it watches.
+                0 if self.owed.iter().any(announced) => 0,
+                _ => watcher.start.max(watcher.seen + 1),
+            };
+            WatchCreate { watch_id: 0, start_revision: start, ..watcher.create.clone() }
+        };
+        self.watchers.iter().filter(|(_, watcher)| !watcher.compacted).map(resume).collect()
+    }
+
     /// The client asks for a watch while the store is at `revision`.
     pub fn create(&mut self, model: &Model, revision: i64, create: &WatchCreate) {
         let refusal = if create.start_revision < 0 {

@@ -107,6 +107,8 @@ impl Model {
     /// The newest change of a key at a revision.
     fn newest_at(&self, positions: &[usize], at: i64) -> Option<&Change> {
         let change = |position: &usize| &self.changes[*position];
+        // While a transaction reads an older state, what came later is not there. A command's own changes are.
+        let at = at.min(self.seen_revision());
         positions.iter().rev().map(change).find(|change| change.revision.main <= at)
     }
 

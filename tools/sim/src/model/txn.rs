@@ -25,14 +25,16 @@ impl Model {
         Ok(self.run(&decided))
     }
 
-    /// Executes a transaction that only reads.
+    /// Executes a transaction that only reads, on the state of a revision and a floor.
     ///
     /// # Errors
     /// Those that its ranges are refused with.
-    pub fn read_txn(&mut self, txn: &Txn) -> Result<TxnResult, Error> {
+    pub fn read_txn(&mut self, txn: &Txn, revision: i64, compacted: i64) -> Result<TxnResult, Error> {
         let before = self.changes.len();
-        self.sub = 0;
+        let newest = (self.revision, self.compacted);
+        (self.revision, self.compacted, self.sub) = (revision, compacted, 0);
         let result = self.txn(txn);
+        (self.revision, self.compacted) = newest;
         assert_eq!(before, self.changes.len(), "the transaction only reads");
         result
     }

@@ -64,6 +64,8 @@ pub(super) enum Pending {
 #[derive(Debug)]
 pub(super) struct LogWrite {
     op: wal::OpId,
+    /// The first entry in it, which takes the place of whatever stood there and behind.
+    pub(super) first_index: Option<u64>,
     /// The last entry in it or before it.
     last_index: Option<u64>,
     done: bool,
@@ -108,6 +110,9 @@ impl Node {
                 self.start(Pending::Rename { op, from, to, written });
             }
             wal::Effect::Write { op, shard, segment, offset, len } => {
+                if !self.served && self.has_peers() {
+                    self.insist_on_served();
+                }
                 let mut bytes = vec![0; len];
                 self.member.fill(op, &mut bytes);
                 self.note_batch(op, &bytes);
@@ -124,7 +129,9 @@ impl Node {
     fn note_batch(&mut self, op: wal::OpId, bytes: &[u8]) {
         // A seal stands outside the chain.
         let Some(entries) = wal::entries_of_batch(self.log_id, bytes) else { return };
-        self.writes.push_back(LogWrite { op, last_index: entries.last().map(|entry| entry.index), done: false });
+        let (first, last) = (entries.first(), entries.last());
+        let (first_index, last_index) = (first.map(|entry| entry.index), last.map(|entry| entry.index));
+        self.writes.push_back(LogWrite { op, first_index, last_index, done: false });
         self.logged.extend(entries);
     }
 

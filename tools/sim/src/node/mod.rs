@@ -5,6 +5,7 @@
 //! member says comes out in [`Node::answers`] and [`Node::events`], what it writes into its log in [`Node::logged`].
 //! Everything random comes from [`Node::rng`].
 
+mod clock;
 mod io;
 mod open;
 
@@ -15,12 +16,14 @@ use std::time::Duration;
 use garboard_replica::envelope::{Envelope, Request, Response, Ticket};
 use garboard_replica::events::EventBatch;
 use garboard_replica::member::{Effect, Fatal, Member, MemberConfig};
+use garboard_replica::raft::Membership;
 use garboard_replica::request::{Command, Context, KeyspaceId, Outcome, Principal, Reply};
 use garboard_replica::{Error, member};
 use garboard_simdisk::{Disk, Rng};
 use garboard_storage::{IndexConfig, PageError, PageId, Paged, Reader, Snapshot, View};
 use garboard_wal as wal;
 
+pub use clock::Clock;
 pub use io::SimFile;
 use io::{LogWrite, Pending};
 pub use open::{Found, Refusal, Rescue};
@@ -104,7 +107,8 @@ pub struct Node {
     /// The member.
     pub member: Member,
     file: Arc<SimFile>,
-    booted_at: Duration,
+    /// How the process's clock goes.
+    pub process_clock: Clock,
     stalled_until: Duration,
     /// Completions by time and a number that keeps them apart.
     due: BinaryHeap<std::cmp::Reverse<(Duration, u64)>>,
@@ -174,7 +178,7 @@ impl Node {
             restart_pause: Duration::from_secs(3),
             member,
             file,
-            booted_at: Duration::ZERO,
+            process_clock: Clock::default(),
             stalled_until: Duration::ZERO,
             due: BinaryHeap::new(),
             pending: BTreeMap::new(),
@@ -195,7 +199,12 @@ impl Node {
 
     /// The process's own monotonic clock.
     pub fn clock(&self) -> Duration {
-        self.now.saturating_sub(self.booted_at)
+        self.process_clock.at(self.now)
+    }
+
+    /// When the process's clock will show this time.
+    pub fn world_time(&self, clock: Duration) -> Duration {
+        self.process_clock.when(clock)
     }
 
     /// Pins published roots.
@@ -203,9 +212,15 @@ impl Node {
         self.member.reader()
     }
 
-    /// The last index of the log up to which every entry was durable when its write ended.
+    /// The last index of the log up to which every entry was durable when its write ended, and none is being replaced.
     pub fn durable_index(&self) -> u64 {
-        self.durable_index
+        let replaced = self.writes.iter().filter_map(|write| write.first_index).min();
+        replaced.map_or(self.durable_index, |first| self.durable_index.min(first - 1))
+    }
+
+    /// Whether the member is one of several: it is relied on as soon as its log is, whether it leads or not.
+    fn has_peers(&self) -> bool {
+        self.config.initial_members != Membership::single(self.config.member_id)
     }
 
     /// Whether the member answers clients: it leads, and what was there before is applied.
@@ -329,7 +344,7 @@ impl Node {
     /// When something happens next by itself.
     pub fn next_event(&self) -> Option<Duration> {
         let io = self.due.peek().map(|std::cmp::Reverse((at, _))| *at);
-        let timeout = self.member.poll_timeout().map(|at| at.saturating_add(self.booted_at));
+        let timeout = self.member.poll_timeout().map(|at| self.world_time(at));
         io.into_iter().chain(timeout).min()
     }
 
@@ -354,10 +369,7 @@ impl Node {
     /// The disk answers nothing until then.
     pub fn stall_until(&mut self, until: Duration) {
         self.stalled_until = self.stalled_until.max(until);
-        let due = std::mem::take(&mut self.due);
-        for std::cmp::Reverse((at, number)) in due {
-            self.due.push(std::cmp::Reverse((at.max(until), number)));
-        }
+        self.hold_until(until);
     }
 
     /// Whether the disk has something under way.
@@ -427,6 +439,13 @@ impl Node {
         self.disk.lock().expect("one thread").crash_at_random(&mut self.rng);
     }
 
+    /// What the process has under way completes no earlier than this: it stands still until then.
+    pub fn hold_until(&mut self, until: Duration) {
+        let due = std::mem::take(&mut self.due);
+        self.due =
+            due.into_iter().map(|std::cmp::Reverse((at, number))| std::cmp::Reverse((at.max(until), number))).collect();
+    }
+
     /// The process is gone with all that it had in memory.
     pub fn end_process(&mut self) {
         self.due.clear();
@@ -455,7 +474,7 @@ impl Node {
         self.end_process();
         self.starts += 1;
         self.config.boot += 1;
-        self.booted_at = self.now;
+        self.process_clock.start(self.now);
         let start = self.open(rescue)?;
         self.durable_index = start.last_index;
         self.last_event_revision = start.revision;

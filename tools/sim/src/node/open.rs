@@ -119,6 +119,14 @@ impl Node {
         }
     }
 
+    /// The same where others will rely on the log from its first write on: nothing goes on before it is durable.
+    pub(super) fn insist_on_served(&mut self) {
+        let mut disk = self.disk.lock().expect("one thread");
+        while disk.size(SERVED).is_err() && disk.create(SERVED, 0).is_err() {}
+        while disk.sync_folder().is_err() {}
+        self.served = true;
+    }
+
     pub(super) fn open(&mut self, rescue: Rescue) -> Result<Start, Refusal> {
         // What a process that was killed had written may be read and still be lost with the power: before anything
         // rests on it, it is made durable.

@@ -8,8 +8,8 @@ use garboard_replica::envelope::{Request, Response, Status, Ticket};
 use garboard_replica::request::Command;
 use garboard_storage::hash::HashKv;
 
-use super::reads::Read;
 use super::{Event, ONLY, World};
+use crate::check::reads::Read;
 use crate::outcome::{Check, same, short, violated};
 use crate::plan::Kind;
 use crate::workload::Workload;

@@ -3,29 +3,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use garboard_simdisk::{self as simdisk, DiskError, Operation, Rng, Rot, SECTOR_SIZE};
+use garboard_simdisk::{self as simdisk, Operation};
 
 use super::{Event, World};
 use crate::node::{Refusal, Rescue, Start, Stop};
-use crate::outcome::{Check, violated};
+use crate::outcome::{Check, violated, with_sources};
 use crate::plan::Fault;
+use crate::rotten::Rotten;
 
 /// Events after which a process that is doomed ends, at most.
 const DOOM_EVENTS: u64 = 60;
 /// How long a full disk may show after there is room again: the log and the index look once a second.
 const ROOM_NOTICED: Duration = Duration::from_secs(30);
-const SECTOR_BYTES: u64 = 512;
-const _: () = assert!(SECTOR_SIZE == 512);
-
-/// A sector that was changed behind the member's back.
-pub(super) struct Rotten {
-    name: String,
-    sector: u64,
-    /// The disk before.
-    sound: simdisk::Disk,
-    /// What the sector holds now; none where it can't be read.
-    content: Option<[u8; SECTOR_SIZE]>,
-}
 
 impl World {
     /// After each request of a client, faults may come.
@@ -82,6 +71,7 @@ impl World {
                 self.checker.paused(pause);
                 detail = format!("for {pause:?}");
             }
+            other => unreachable!("{other:?} is a fault of a cluster"),
         }
         drop(disk);
         let site = &mut self.sites[at];
@@ -261,41 +251,23 @@ impl World {
 
     /// One durable sector changes.
     fn rot(&mut self, at: usize) {
-        let rng = &mut self.rng;
         let site = &mut self.sites[at];
         let mut disk = site.node.disk.lock().expect("one thread");
-        let Some((name, sector)) = choose_sector(&mut disk, rng) else { return };
-        let sound = disk.clone();
-        let kind = rng.below(5);
-        let older = site.older.as_ref().filter(|older| older.size(&name).is_ok());
-        let (rot, text) = match (kind, older) {
-            (0, _) => (Rot::Zero, "zeros"),
-            (1, _) => (Rot::Unreadable, "unreadable"),
-            (2, Some(older)) => (Rot::Stale(older), "what it held before"),
-            (3, _) => (Rot::Misdirected { file: &name, sector: sector ^ 1 }, "another sector's content"),
-            _ => (Rot::Flip(rng.index(SECTOR_SIZE * 8)), "a flipped bit"),
-        };
-        if disk.rot(&name, sector, rot).is_err() {
-            return;
-        }
-        let content = read_sector(&mut disk, &name, sector).ok();
+        let Some((rotten, text)) = Rotten::strike(&mut disk, &mut self.rng, site.older.as_ref()) else { return };
         drop(disk);
-        self.story.tell(self.now, "rot", sector, || format!("sector {sector} of {name}: {text}"));
-        self.sites[at].rotten = Some(Rotten { name, sector, sound, content });
+        self.story
+            .tell(self.now, "rot", rotten.sector, || format!("sector {} of {}: {text}", rotten.sector, rotten.name));
+        self.sites[at].rotten = Some(rotten);
     }
 
     /// The sector that rotted is restored, unless it was written since.
     pub(super) fn repair(&mut self, at: usize) {
         let site = &mut self.sites[at];
-        let Some(Rotten { name, sector, sound, content }) = site.rotten.take() else { return };
-        let shared = Arc::clone(&site.node.disk);
-        let mut disk = shared.lock().expect("one thread");
-        if read_sector(&mut disk, &name, sector).ok() == content {
-            let restored = disk.rot(&name, sector, Rot::Stale(&sound));
-            self.story.tell(self.now, "repair", sector, || format!("sector {sector} of {name}: {restored:?}"));
+        let Some(rotten) = site.rotten.take() else { return };
+        if let Some(restored) = rotten.repair(&mut site.node.disk.lock().expect("one thread")) {
+            let Rotten { name, sector, .. } = rotten;
+            self.story.tell(self.now, "repair", sector, || format!("sector {sector} of {name}: {restored}"));
         }
-        // A file that was removed since has nothing to heal.
-        let _ = disk.heal(&name, sector);
     }
 
     /// Nothing needs the sector that rotted any more.
@@ -312,36 +284,4 @@ fn is_quiet(site: &super::site::Site) -> bool {
         && site.node.member.is_quiet()
         && !site.node.has_io()
         && site.node.member.log().poll_timeout().is_none()
-}
-
-/// A sector that holds something.
-fn choose_sector(disk: &mut simdisk::Disk, rng: &mut Rng) -> Option<(String, u64)> {
-    let files: Vec<(String, u64)> = disk.list().map(|(name, size)| (name.to_owned(), size / SECTOR_BYTES)).collect();
-    let files: Vec<_> = files.into_iter().filter(|(_, sectors)| *sectors > 0).collect();
-    for _ in 0..200 {
-        let (name, sectors) = &files[rng.index(files.len())];
-        // What is written lies in front, mostly.
-        let reach = (*sectors).min(1 << rng.below(14));
-        let sector = rng.below(reach.max(1));
-        if read_sector(disk, name, sector).is_ok_and(|content| content.iter().any(|byte| *byte != 0)) {
-            return Some((name.clone(), sector));
-        }
-    }
-    None
-}
-
-fn read_sector(disk: &mut simdisk::Disk, name: &str, sector: u64) -> Result<[u8; SECTOR_SIZE], DiskError> {
-    let mut content = [0; SECTOR_SIZE];
-    disk.read(name, sector * SECTOR_BYTES, &mut content)?;
-    Ok(content)
-}
-
-fn with_sources(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text += &format!(": {error}");
-        source = error.source();
-    }
-    text
 }

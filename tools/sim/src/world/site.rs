@@ -8,10 +8,10 @@ use garboard_replica::events::EventBatch;
 use garboard_replica::watch::WatchHub;
 use garboard_simdisk::Disk;
 
-use super::faults::Rotten;
 use super::streams::Stream;
 use crate::node::Node;
 use crate::plan::Fault;
+use crate::rotten::Rotten;
 
 /// A machine.
 pub(super) struct Site {
