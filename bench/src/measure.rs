@@ -297,7 +297,7 @@ fn on_first<T>(
     })?
 }
 
-fn block_on<T>(future: impl Future<Output = T>) -> Result<T, BenchError> {
+pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> Result<T, BenchError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(BenchError::Generator)?;
     Ok(runtime.block_on(future))
 }

@@ -18,7 +18,9 @@ mod proto {
 
 use bytes::Bytes;
 use clap::Parser;
-use garboard_bench::{BenchArgs, BenchError, Metric, Report, Task, measure};
+use garboard_bench::{
+    BenchArgs, BenchError, Endpoint, GapPlan, Metric, Report, Task, measure, measure_gap, member_status, move_leader,
+};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::service::TowerToHyperService;
 use proto::diagnostics::diagnostics_server::{Diagnostics, DiagnosticsServer};
@@ -31,8 +33,8 @@ use proto::watch_request::RequestUnion;
 use proto::watch_server::{Watch, WatchServer};
 use proto::{
     CompactionRequest, CompactionResponse, DefragmentRequest, DefragmentResponse, DeleteRangeRequest,
-    DeleteRangeResponse, Event, KeyValue, PutRequest, PutResponse, RangeRequest, RangeResponse, ResponseHeader,
-    WatchRequest, WatchResponse,
+    DeleteRangeResponse, Event, KeyValue, MoveLeaderRequest, MoveLeaderResponse, PutRequest, PutResponse, RangeRequest,
+    RangeResponse, ResponseHeader, StatusRequest, StatusResponse, WatchRequest, WatchResponse,
 };
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -83,7 +85,7 @@ struct Stub {
 }
 
 fn header(revision: usize) -> Option<ResponseHeader> {
-    Some(ResponseHeader { revision: i64::try_from(revision).unwrap() })
+    Some(ResponseHeader { revision: i64::try_from(revision).unwrap(), ..ResponseHeader::default() })
 }
 
 fn is_within(key: &Bytes, start: &Bytes, end: &Bytes) -> bool {
@@ -195,6 +197,16 @@ impl Maintenance for Stub {
     async fn defragment(&self, _: Request<DefragmentRequest>) -> Result<Response<DefragmentResponse>, Status> {
         self.asked.lock().unwrap().push("defragment".into());
         Ok(Response::new(DefragmentResponse {}))
+    }
+
+    async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
+        let header = Some(ResponseHeader { member_id: 7, revision: 1, raft_term: 3 });
+        Ok(Response::new(StatusResponse { header, db_size: 4_096, leader: 7, raft_applied_index: 9 }))
+    }
+
+    async fn move_leader(&self, request: Request<MoveLeaderRequest>) -> Result<Response<MoveLeaderResponse>, Status> {
+        self.asked.lock().unwrap().push(format!("move {}", request.into_inner().target_id));
+        Err(Status::failed_precondition("etcdserver: bad leader transferee"))
     }
 }
 
@@ -541,4 +553,35 @@ fn a_port_that_speaks_something_else_is_told_from_one_that_is_closed() {
     });
     let error = run(&format!("put --endpoints {address}")).unwrap_err();
     assert!(matches!(error, BenchError::Protocol { .. }), "{error:?}");
+}
+
+#[test]
+fn the_longest_time_without_an_acknowledgement_is_found_whatever_became_of_single_puts() {
+    let stall = Duration::from_millis(300);
+    let address = serve(Stub { stall_first: Some(stall), refuse_every: Some(10), ..Stub::default() });
+    let plan = GapPlan {
+        endpoints: vec![Endpoint::parse(&address.to_string()).unwrap()],
+        interval: Duration::from_millis(1),
+        timeout: Duration::from_secs(5),
+        before: Duration::ZERO,
+        after: Duration::from_millis(600),
+    };
+    let (send, receive) = std::sync::mpsc::channel();
+    let gap = measure_gap(&plan, move || send.send(()).unwrap()).unwrap();
+    receive.try_recv().expect("what was to happen has happened");
+    assert!(gap.longest >= stall - Duration::from_millis(50) && gap.longest < Duration::from_millis(600), "{gap:?}");
+    assert!(gap.acknowledged > 100, "{gap:?}");
+    assert!(gap.failed["etcdserver: too many requests"] >= 10, "{gap:?}");
+}
+
+#[test]
+fn a_member_is_asked_for_its_status_and_to_hand_over() {
+    let stub = Stub::default();
+    let endpoint = Endpoint::parse(&serve(stub.clone()).to_string()).unwrap();
+    let status = member_status(&endpoint).unwrap();
+    assert!(status.leads());
+    assert_eq!((status.member_id, status.raft_term, status.raft_applied_index, status.db_size), (7, 3, 9, 4_096));
+    let refused = move_leader(&endpoint, 8).unwrap_err();
+    assert!(refused.to_string().contains("bad leader transferee"), "{refused}");
+    assert_eq!(*stub.asked.lock().unwrap(), ["move 8"]);
 }

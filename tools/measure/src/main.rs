@@ -9,6 +9,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "a tool that measures starts processes and reads clocks")]
 
+mod cluster;
 mod memory;
 mod rows;
 mod servers;

@@ -1,5 +1,6 @@
 //! The rows of the table, each with its targets.
 
+use crate::cluster::{self, Loss};
 use crate::memory::Group;
 use crate::servers::{Kind, Server};
 use crate::steps::{Pair, figure, kinds, largest, launch, load_one, plan_one, ratio, run_all, show};
@@ -61,6 +62,32 @@ pub const ROWS: &[Row] = &[
         measure: |setting| watch(setting, "watch-share", 100),
     },
     Row { name: "memory", what: "anonymous memory, idle and with 1,000,000 keys of 1 KiB", measure: memory },
+    Row { name: "cluster-put", what: "three members: put p50 through leader and follower", measure: cluster::put },
+    Row {
+        name: "cluster-throughput",
+        what: "three members: puts/s, CPU of puts and of linearizable reads",
+        measure: cluster::throughput,
+    },
+    Row {
+        name: "cluster-kill",
+        what: "three members: gap between writes, leader killed",
+        measure: |setting| cluster::failover(setting, Loss::Killed),
+    },
+    Row {
+        name: "cluster-pause",
+        what: "three members: gap between writes, leader silent",
+        measure: |setting| cluster::failover(setting, Loss::Paused),
+    },
+    Row {
+        name: "cluster-stop",
+        what: "three members: gap between writes, leader stopped by SIGTERM",
+        measure: |setting| cluster::failover(setting, Loss::Stopped),
+    },
+    Row {
+        name: "cluster-move",
+        what: "three members: gap between writes, leader moved",
+        measure: |setting| cluster::failover(setting, Loss::Moved),
+    },
 ];
 
 /// A line of the table.
@@ -75,8 +102,21 @@ pub struct Line {
 }
 
 impl Line {
-    fn new(what: &str, target: &str, garboard: String, etcd: String, met: Option<bool>) -> Self {
+    /// With a target, and whether it is met.
+    pub fn new(what: &str, target: &str, garboard: String, etcd: String, met: Option<bool>) -> Self {
         Self { what: what.to_owned(), target: target.to_owned(), garboard, etcd, met }
+    }
+
+    /// A figure that is to be at most a share of etcd's.
+    pub fn ratio(
+        what: &str,
+        report: &Report,
+        metric: Metric,
+        show: impl Fn(Option<f64>) -> String,
+        bound: f64,
+    ) -> Self {
+        let (garboard, etcd) = compared(report, metric, show);
+        Self::new(what, &format!("≤ {bound} × etcd's"), garboard, etcd, at_most(ratio(report, metric), bound))
     }
 
     /// A row that could not be measured.

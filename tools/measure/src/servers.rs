@@ -107,14 +107,33 @@ pub struct Launch {
     pub data_dir: PathBuf,
     /// A control group to run in.
     pub cgroup: Option<PathBuf>,
+    /// Its name in the cluster.
+    name: String,
     ports: (u16, u16),
+    /// What `--initial-cluster` says.
+    initial_cluster: String,
 }
 
 impl Launch {
     /// A server with its data below `folder`.
     pub fn new(kind: Kind, program: &Path, folder: &Path) -> Result<Self, Failure> {
-        let data_dir = folder.join(kind.name());
-        Ok(Self { kind, program: program.to_owned(), data_dir, cgroup: None, ports: (free_port()?, free_port()?) })
+        let mut cluster = Self::cluster(kind, program, folder, 1)?;
+        Ok(cluster.pop().expect("as many as were asked for"))
+    }
+
+    /// The members of a cluster with their data below `folder`.
+    pub fn cluster(kind: Kind, program: &Path, folder: &Path, members: usize) -> Result<Vec<Self>, Failure> {
+        let ports = free_ports(2 * members)?;
+        let ports: Vec<_> = ports.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect();
+        let peers = ports.iter().enumerate().map(|(at, (_, peer))| format!("m{at}=http://127.0.0.1:{peer}"));
+        let initial_cluster = peers.collect::<Vec<_>>().join(",");
+        let member = |(at, ports)| {
+            let name = format!("m{at}");
+            let data_dir = folder.join(format!("{}-{name}", kind.name()));
+            let initial_cluster = initial_cluster.clone();
+            Self { kind, program: program.to_owned(), data_dir, cgroup: None, name, ports, initial_cluster }
+        };
+        Ok(ports.into_iter().enumerate().map(member).collect())
     }
 
     /// HOST:PORT of its clients.
@@ -143,10 +162,10 @@ impl Launch {
         fs::create_dir_all(&self.data_dir)?;
         let log = fs::File::create(self.data_dir.with_extension("log"))?;
         let child = command
-            .args(["--name", "m", "--log-level", "error", "--quota-backend-bytes", "34359738368"])
+            .args(["--name", &self.name, "--log-level", "error", "--quota-backend-bytes", "34359738368"])
             .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
             .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
-            .args(["--initial-cluster", &format!("m={peer}")])
+            .args(["--initial-cluster", &self.initial_cluster])
             .arg("--data-dir")
             .arg(&self.data_dir)
             .stdin(Stdio::null())
@@ -204,6 +223,11 @@ impl Server {
         Ok(())
     }
 
+    /// Stops its process where it stands, or lets it go on.
+    pub fn pause(&self, paused: bool) {
+        signal(self.pid(), if paused { Signal::STOP } else { Signal::CONT });
+    }
+
     /// Kills it at once and waits until it is gone.
     pub fn kill(mut self) -> Result<(), Failure> {
         self.child.kill()?;
@@ -235,6 +259,8 @@ impl Drop for Server {
     }
 }
 
-fn free_port() -> Result<u16, Failure> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+/// Ports that nobody listens on, all different.
+fn free_ports(count: usize) -> Result<Vec<u16>, Failure> {
+    let listeners = (0..count).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<Vec<_>, _>>()?;
+    Ok(listeners.iter().map(|listener| Ok(listener.local_addr()?.port())).collect::<Result<_, std::io::Error>>()?)
 }

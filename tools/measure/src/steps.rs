@@ -24,6 +24,11 @@ pub fn launch(setting: &Setting, kind: Kind, folder: &Path) -> Result<Launch, Fa
 }
 
 impl Pair {
+    /// Runs a load that names its servers itself.
+    pub fn run(setting: &Setting, line: &str) -> Result<Report, Failure> {
+        run(setting, line)
+    }
+
     /// Starts them.
     pub fn start(setting: &Setting, row: &str) -> Result<Self, Failure> {
         let folder = setting.folder(row)?;
