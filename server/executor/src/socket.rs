@@ -93,6 +93,21 @@ impl<S: AsFd> Socket<S> {
         poll_fn(|cx| self.poll(&self.readiness.can_read, &self.readiness.reader, cx, &mut attempt)).await
     }
 
+    /// Makes an attempt to write whenever the socket may have room for it, until one does not end in `WouldBlock`.
+    ///
+    /// # Errors
+    /// What the attempt answers.
+    pub async fn writing<T>(&self, mut attempt: impl FnMut(&S) -> io::Result<T>) -> io::Result<T> {
+        poll_fn(|cx| self.poll(&self.readiness.can_write, &self.readiness.writer, cx, &mut attempt)).await
+    }
+
+    /// The last attempt to read took all that there was: the next one waits until the kernel tells of more.
+    pub fn drained(&self) {
+        if !self.readiness.hung_up.get() {
+            self.readiness.can_read.set(false);
+        }
+    }
+
     fn poll<T>(
         &self,
         ready: &Cell<bool>,

@@ -126,6 +126,8 @@ impl Launch {
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("ETCD_")) {
             command.env_remove(name);
         }
+        // Any port: peers have nothing to do with a lone member, and many of them run at once.
+        command.env("ETCD_LISTEN_PEER_URLS", "http://127.0.0.1:0");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         Launch { command, port: free_port() }
     }

@@ -124,6 +124,17 @@ impl Url {
         }
     }
 
+    /// Host and port of an http URL.
+    pub fn host_and_port(&self) -> Option<(&str, u16)> {
+        match self.scheme {
+            Scheme::Http | Scheme::Https => {
+                let (host, port) = split_host_port(&self.address)?;
+                Some((host, port.parse().ok()?))
+            }
+            Scheme::Unix | Scheme::Unixs => None,
+        }
+    }
+
     /// Where to listen for clients.
     ///
     /// # Errors

@@ -4,6 +4,8 @@
 //! <data-dir>/
 //!   LOCK                  held (flock) by the server that uses the directory
 //!   identity              format version, cluster, member; written first, so that nothing is ever taken for ours
+//!   peer-key              this member's key towards its peers
+//!   peer-pins             the peers' keys as they were at first contact
 //!   keyspace-0/index      the MVCC index
 //!   wal/manifest          the log's shape; `--wal-dir` puts this folder elsewhere
 //!   wal/shard-0000/…      the log's segments
@@ -210,6 +212,16 @@ impl DataDir {
     /// The index's file.
     pub fn index_path(&self) -> PathBuf {
         self.root.join("keyspace-0").join("index")
+    }
+
+    /// The member's own key towards its peers.
+    pub fn peer_key_path(&self) -> PathBuf {
+        self.root.join("peer-key")
+    }
+
+    /// What is remembered of the peers' keys.
+    pub fn peer_pins_path(&self) -> PathBuf {
+        self.root.join("peer-pins")
     }
 
     /// The log's manifest.

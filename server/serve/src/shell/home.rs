@@ -24,6 +24,7 @@ use super::index_file::IndexFile;
 use super::log_files::LogFiles;
 use super::mesh::{Answers, Outgoing, ToCore, batch_bytes};
 use super::net::CoreLoad;
+use super::peers::{PeerEvent, Peers};
 use super::scrub::Scrub;
 use super::start::StartError;
 use crate::canary::{self, Canary};
@@ -31,6 +32,9 @@ use crate::core::{Core, Edge, LocalFuture, Outbound, Shared};
 
 /// How long the checkpoint's writer rests after each write, so that the log's writes find the device free.
 const PACE_REST: Duration = Duration::from_millis(1);
+
+/// A start without a leader serves what needs none after this time.
+const SERVE_WITHOUT_LEADER_AFTER: Duration = Duration::from_secs(5);
 
 /// What tasks bring back to the loop.
 enum Completion {
@@ -98,6 +102,8 @@ pub struct Home {
     pub index_file: IndexFile,
     /// What tasks and other cores bring.
     pub inbox: Inbox,
+    /// The other members.
+    pub peers: Peers,
     /// How many connections each core has.
     pub loads: Arc<Vec<CoreLoad>>,
     /// Towards the other cores; the home core's own place (0) is unused.
@@ -124,6 +130,7 @@ impl Home {
         loop {
             let now = self.edge.now();
             self.take_completions(now);
+            self.hear_peers(now);
             let held_back = self.outgoing.iter().any(Outgoing::is_full);
             if !held_back {
                 batch.append(&mut self.inbox.0.requests.borrow_mut());
@@ -142,7 +149,10 @@ impl Home {
             if !self.member.is_quiet() {
                 self.shared.traffic.note_writes(now);
             }
+            // What goes to the peers leaves before this member's own log is written: their writes end later than its own.
+            self.talk_to_peers(now);
             self.pump(&index_queue, &mut answers);
+            self.talk_to_peers(now);
             index_queue.hurry(self.member.is_checkpoint_urgent());
             scrub.step(now, self.member.machine().index(), &self.inbox);
             for (core, answers) in answers.iter_mut().enumerate() {
@@ -151,7 +161,7 @@ impl Home {
                 }
             }
             self.shared.raft_term.store(self.member.term(), Ordering::Relaxed);
-            if self.member.is_ready()
+            if self.can_serve(now)
                 && let Some(serve) = serve.take()
             {
                 serve()?;
@@ -159,16 +169,44 @@ impl Home {
             let stopping = self.shared.stopping.load(Ordering::Relaxed);
             index_queue.0.stopping.set(stopping);
             if stopping && self.member.is_quiet() && self.member.prepare_stop(now) {
+                self.peers.stop(now);
                 return Ok(());
             }
             // The tasks that work a backlog off run on this core, too.
-            let due = self.member.poll_timeout().into_iter().chain(scrub.poll_timeout()).min();
+            let due = [self.member.poll_timeout(), scrub.poll_timeout(), self.peers.poll_timeout()];
+            let due = due.into_iter().flatten().min();
             if held_back || due.is_some_and(|due| due <= now) {
                 garboard_executor::yield_now().await;
             } else {
                 self.wait(due, &mut alarm).await;
             }
         }
+    }
+
+    /// Whether clients are served: once there is a leader, or after a while without one, for what needs none.
+    fn can_serve(&self, now: Duration) -> bool {
+        self.member.is_ready() || now >= SERVE_WITHOUT_LEADER_AFTER || self.member.status().leader != 0
+    }
+
+    /// Takes what the peers have sent, and does what is due with them.
+    fn hear_peers(&mut self, now: Duration) {
+        self.peers.receive(now, &mut Context::from_waker(Waker::noop()));
+        self.peers.handle_due(now);
+        while let Some(event) = self.peers.poll_event(now) {
+            match event {
+                PeerEvent::Message(from, message) => self.member.handle_message(now, from, message),
+                PeerEvent::Up(peer) => self.member.handle_peer_up(now, peer),
+                PeerEvent::Down(peer) => self.member.handle_peer_down(now, peer),
+            }
+        }
+    }
+
+    /// Sends the peers what there is for them.
+    fn talk_to_peers(&mut self, now: Duration) {
+        while let Some((to, message)) = self.member.poll_message() {
+            self.peers.send(now, to, &message);
+        }
+        self.peers.transmit(now, &mut Context::from_waker(Waker::noop()));
     }
 
     fn take_completions(&mut self, now: Duration) {
@@ -289,12 +327,18 @@ impl Home {
     }
 
     /// Waits for work, or until something is due.
-    async fn wait(&self, due: Option<Duration>, alarm: &mut Alarm) {
+    async fn wait(&mut self, due: Option<Duration>, alarm: &mut Alarm) {
         poll_fn(|cx| {
             if self.inbox.take_call() {
                 return Poll::Ready(());
             }
             self.inbox.0.waker.set(Some(cx.waker().clone()));
+            if self.peers.receive(self.edge.now(), cx) {
+                return Poll::Ready(());
+            }
+            if self.peers.is_held() {
+                self.peers.transmit(self.edge.now(), cx);
+            }
             if self.core.poll_outbox(cx).is_ready() {
                 return Poll::Ready(());
             }

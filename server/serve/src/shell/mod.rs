@@ -17,6 +17,9 @@ mod log_reader;
 mod memory;
 mod mesh;
 mod net;
+mod peer_keys;
+mod peer_log;
+mod peers;
 mod probe;
 mod salvage;
 mod scrub;
@@ -44,9 +47,10 @@ pub use self::edge::with_sources;
 use self::home::{Home, Inbox};
 use self::mesh::{Answers, Lane, Outgoing, ToCore, ToHome};
 use self::net::{Accepted, ConnectionConfig, CoreLoad, Listener};
+use self::peers::{PeerSockets, Peers};
 pub use self::salvage::{Salvage, salvage};
 pub use self::start::StartError;
-use crate::config::{Config, GARBOARD_VERSION, ListenAddress};
+use crate::config::{Config, GARBOARD_VERSION, ListenAddress, Url};
 use crate::core::{Core, Edge, Identity, RequestLimits, Shared};
 use crate::limits::{
     ANSWER_BYTES_PER_CORE, BUDGET_BYTES_MIN, BUDGET_SHARE_OF_MEMORY, PENDING_REQUESTS_MAX, REQUEST_BYTES_PER_CORE,
@@ -72,6 +76,7 @@ pub fn run(config: Config) -> Result<(), StartError> {
         );
     }
     let listeners = bind_all(&config)?;
+    let peers = peers::bind(&config)?;
     let mut cpus = cores::usable(config.cores.map(|cores| usize::from(cores.get())));
     // While the home core waits for its write, nothing of ours is in the way of the interrupt that ends it.
     let home = interrupts::processor(dir.wal_path());
@@ -92,7 +97,7 @@ pub fn run(config: Config) -> Result<(), StartError> {
     std::thread::Builder::new()
         .name("start".to_owned())
         .spawn(move || {
-            let _ = outcome.send(server.run(&cpus, listeners));
+            let _ = outcome.send(server.run(&cpus, listeners, peers));
         })
         .map_err(|error| StartError::Machine(format!("starting a thread: {error}")))?;
     signals::wait_for(&stop, &finished)
@@ -172,13 +177,13 @@ struct Server {
 
 impl Server {
     /// Starts the cores, and returns once the home core has stopped.
-    fn run(self, cpus: &[usize], listeners: Vec<Listener>) -> Result<(), StartError> {
+    fn run(self, cpus: &[usize], listeners: Vec<Listener>, peers: PeerSockets) -> Result<(), StartError> {
         let lanes: Vec<Lane> = cpus.iter().skip(1).map(|_| mesh::lane()).collect();
         let (home_ends, core_ends): (Vec<_>, Vec<_>) = lanes.into_iter().map(|lane| (lane.home, lane.core)).unzip();
         let (opened, reader) = mpsc::channel();
         let (shared, loads, started) = (self.shared.clone(), self.loads.clone(), self.started);
         let connections = connection_config(&self.config, started);
-        let home = on_core(cpus[0], true, move || home_core(self, home_ends, listeners, opened))?;
+        let home = on_core(cpus[0], true, move || home_core(self, home_ends, listeners, peers, opened))?;
         if let Ok(reader) = reader.recv() {
             for (position, (cpu, ends)) in cpus.iter().skip(1).zip(core_ends).enumerate() {
                 let (shared, loads, reader) = (shared.clone(), loads.clone(), reader.clone());
@@ -221,6 +226,7 @@ async fn home_core(
     server: Server,
     ends: Vec<HomeEnds>,
     listeners: Vec<Listener>,
+    peers: PeerSockets,
     opened: mpsc::Sender<Reader>,
 ) -> Result<(), StartError> {
     let Server { config, dir, shared, loads, started } = server;
@@ -234,6 +240,8 @@ async fn home_core(
     drop(opened);
 
     let inbox = Inbox::default();
+    let mut peers = Peers::new(peers, &dir, &config, started, inbox.clone())?;
+    peers.set_members(edge.now(), initial_members(&config), &[]);
     let mut outgoing = vec![Outgoing::default()];
     for (to_core, mut from_core) in ends {
         let queue = Outgoing::default();
@@ -257,6 +265,7 @@ async fn home_core(
         log_files: member.log_files,
         index_file: member.index_file,
         inbox,
+        peers,
         loads: loads.clone(),
         outgoing: outgoing.clone(),
         edge,
@@ -274,6 +283,11 @@ async fn home_core(
         Ok(())
     })
     .await
+}
+
+/// The members that the flags name.
+fn initial_members(config: &Config) -> impl Iterator<Item = (u64, &str, Vec<Url>)> {
+    config.cluster.members.iter().map(|member| (member.id, member.name.as_str(), member.peer_urls.clone()))
 }
 
 /// Brings connections to the cores chosen for them.

@@ -86,7 +86,7 @@ pub fn bind(address: &ListenAddress) -> io::Result<Listener> {
 
 /// Tries, and waits a little where the address is in use: the kernel takes a killed process's ring down in the
 /// background, and only then are the sockets that it waited on free.
-fn patiently<T>(attempt: impl Fn() -> io::Result<T>) -> io::Result<T> {
+pub fn patiently<T>(attempt: impl Fn() -> io::Result<T>) -> io::Result<T> {
     for _ in 0..BIND_TRIES {
         match attempt() {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => std::thread::sleep(BIND_RETRY),

@@ -206,12 +206,6 @@ fn failed(action: &'static str, path: &std::path::Path, source: io::Error) -> St
 
 fn member_config(config: &Config) -> Result<MemberConfig, StartError> {
     let member_id = config.cluster.local().id;
-    if config.cluster.members.len() > 1 {
-        return Err(StartError::Setting(
-            "--initial-cluster names several members; Garboard runs a single one for now: name this member alone"
-                .to_owned(),
-        ));
-    }
     let random = random_id()?.to_le_bytes();
     let (boot, seed) = random.split_at(8);
     let number = |bytes: &[u8]| bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
@@ -219,7 +213,10 @@ fn member_config(config: &Config) -> Result<MemberConfig, StartError> {
         keyspace: KeyspaceId(0),
         member_id,
         boot: number(boot),
-        initial_members: Membership::single(member_id),
+        initial_members: Membership {
+            voters: config.cluster.members.iter().map(|member| member.id).collect(),
+            learners: Vec::new(),
+        },
         election_timeout: config.election_timeout,
         heartbeat_interval: config.heartbeat_interval,
         seed: number(seed),
@@ -244,7 +241,11 @@ fn index_config(config: &Config) -> IndexConfig {
     index_config
 }
 
-fn random_id() -> Result<u128, StartError> {
+/// Sixteen random bytes of the kernel.
+///
+/// # Errors
+/// Where it gives none.
+pub fn random_id() -> Result<u128, StartError> {
     let mut bytes = [0; 16];
     let mut filled = 0;
     while filled < bytes.len() {

@@ -1,0 +1,435 @@
+//! The home core's way to its peers: UDP sockets around the links.
+//!
+//! Datagrams are read and written by the home core's own task: a message of a peer goes to the member in the pass that
+//! the kernel woke for it, and what the member says leaves in the pass that said it.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::io::{self, IoSliceMut};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use bytes::BytesMut;
+use garboard_replica::peer::PeerMessage;
+use garboard_transport::link::{
+    Address, Arrival, EcnCodepoint, Fingerprint, LinkEvent, Links, LinksConfig, PeerInfo, Transmit, Trust, tls,
+};
+use garboard_transport::{FrameBody, encode, encode_opaque};
+use quinn_udp::{RecvMeta, UdpSockRef, UdpSocketState};
+use socket2::{Domain, Protocol, Type};
+
+use super::data_dir::DataDir;
+use super::home::Inbox;
+use super::net::patiently;
+use super::peer_keys::{self, PeerKey};
+use super::peer_log::PeerLog;
+use super::start::{StartError, random_id};
+use crate::config::{Config, Url};
+
+/// The only keyspace, for now.
+const KEYSPACE: u64 = 0;
+/// Datagrams that one system call takes, each up to what the kernel may have joined of several.
+const RECEIVE_BATCH: usize = 8;
+const RECEIVE_BYTES: usize = 64 * 1024;
+/// System calls that one pass makes to receive; what is left waits for the next.
+const RECEIVES_PER_PASS: usize = 16;
+/// What is asked of the kernel for each socket's buffers; it may give less.
+const SOCKET_BUFFER_BYTES: usize = 4 * 1024 * 1024;
+/// Largest datagram that is probed for: networks with jumbo frames, and loopback, take it.
+const MTU_MAX: u16 = 8_952;
+
+/// What the home core is told.
+pub enum PeerEvent {
+    /// A peer said something.
+    Message(u64, PeerMessage),
+    /// A peer can be talked to.
+    Up(u64),
+    /// A peer can't be talked to any more.
+    Down(u64),
+}
+
+struct PeerSocket {
+    socket: garboard_executor::Socket<socket2::Socket>,
+    state: UdpSocketState,
+}
+
+/// Sockets for peers, bound. They are brought to an executor by [`Peers::new`].
+pub struct PeerSockets {
+    listening: Vec<socket2::Socket>,
+    /// For connections that this member dials: for IPv4 and IPv6, where the machine has it.
+    dialing: [Option<socket2::Socket>; 2],
+}
+
+/// Binds the addresses for peers.
+///
+/// # Errors
+/// Where one is not to be had.
+pub fn bind(config: &Config) -> Result<PeerSockets, StartError> {
+    let mut listening = Vec::new();
+    for address in &config.listen_peer {
+        let bound = patiently(|| bind_udp(*address));
+        listening.push(bound.map_err(|source| StartError::File {
+            action: "listening for peers on UDP",
+            path: address.to_string(),
+            source,
+        })?);
+    }
+    let any = |ip: IpAddr| bind_udp(SocketAddr::new(ip, 0)).ok();
+    let dialing = [any(Ipv4Addr::UNSPECIFIED.into()), any(Ipv6Addr::UNSPECIFIED.into())];
+    Ok(PeerSockets { listening, dialing })
+}
+
+/// Nothing is shared: a second server on the address gets an error instead of a part of the datagrams.
+fn bind_udp(address: SocketAddr) -> io::Result<socket2::Socket> {
+    let socket = socket2::Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
+    socket.set_nonblocking(true)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(!address.ip().is_unspecified() || address.port() == 0)?;
+    }
+    let _ = socket.set_recv_buffer_size(SOCKET_BUFFER_BYTES);
+    let _ = socket.set_send_buffer_size(SOCKET_BUFFER_BYTES);
+    socket.bind(&address.into())?;
+    Ok(socket)
+}
+
+/// Peers' addresses on their way from the resolver to the loop.
+type Resolved = Rc<RefCell<Vec<(u64, Vec<Address>)>>>;
+
+/// The peers' keys, and where they are kept.
+struct Pins {
+    known: RefCell<BTreeMap<u64, Fingerprint>>,
+    path: PathBuf,
+    /// Whether a task writes them; what is added meanwhile it writes as well.
+    is_saving: Cell<bool>,
+}
+
+impl Pins {
+    /// Remembers a key. Losing the file costs nothing but that the key is taken at first contact once more.
+    fn remember(self: &Rc<Self>, peer: u64, fingerprint: Fingerprint) {
+        self.known.borrow_mut().insert(peer, fingerprint);
+        if self.is_saving.replace(true) {
+            return;
+        }
+        let pins = self.clone();
+        garboard_executor::spawn(async move {
+            let mut saved = 0;
+            while pins.known.borrow().len() > saved {
+                let (known, path) = (pins.known.borrow().clone(), pins.path.clone());
+                saved = known.len();
+                let outcome = garboard_executor::blocking(move || peer_keys::save_pins(&path, &known)).await;
+                if let Err(error) = outcome {
+                    tracing::warn!("writing {}: {error}; peers' keys are not remembered", pins.path.display());
+                }
+            }
+            pins.is_saving.set(false);
+        });
+    }
+}
+
+/// The peers, as the home core's loop sees them.
+pub struct Peers {
+    links: Links,
+    sockets: Vec<PeerSocket>,
+    /// The places of the sockets that dial.
+    dialing: [Option<u32>; 2],
+    urls: BTreeMap<u64, Vec<Url>>,
+    /// Addresses that came from the resolver.
+    resolved: Resolved,
+    inbox: Inbox,
+    pins: Rc<Pins>,
+    log: PeerLog,
+    received: Vec<u8>,
+    outgoing: Vec<u8>,
+    /// Datagrams in `outgoing` for which their socket had no room.
+    held: Option<Transmit>,
+    frame: BytesMut,
+}
+
+impl Peers {
+    /// Takes bound sockets to this executor. `boot` differs at each start.
+    ///
+    /// # Errors
+    /// Where the kernel refuses, or this member's key can't be had.
+    pub fn new(
+        sockets: PeerSockets,
+        dir: &DataDir,
+        config: &Config,
+        epoch: Instant,
+        inbox: Inbox,
+    ) -> Result<Peers, StartError> {
+        let links = links_config(dir, config, epoch)?;
+        let known = match &links.trust {
+            Trust::FirstContact(pins) => pins.clone(),
+            Trust::Authority => BTreeMap::new(),
+        };
+        let pins = Pins { known: RefCell::new(known), path: dir.peer_pins_path(), is_saving: Cell::new(false) };
+        let failed =
+            |source| StartError::File { action: "preparing", path: "the sockets for peers".to_owned(), source };
+        let mut taken = Vec::new();
+        let mut dialing = [None, None];
+        let listening = sockets.listening.into_iter().map(|socket| (socket, None));
+        let dial = sockets.dialing.into_iter().enumerate();
+        let all = listening.chain(dial.filter_map(|(family, socket)| Some((socket?, Some(family)))));
+        for (socket, family) in all {
+            let state = UdpSocketState::new(UdpSockRef::from(&socket)).map_err(failed)?;
+            if let Some(family) = family {
+                dialing[family] = u32::try_from(taken.len()).ok();
+            }
+            taken.push(PeerSocket { socket: garboard_executor::Socket::new(socket), state });
+        }
+        Ok(Peers {
+            links: Links::new(links),
+            sockets: taken,
+            dialing,
+            urls: BTreeMap::new(),
+            resolved: Rc::default(),
+            inbox,
+            pins: Rc::new(pins),
+            log: PeerLog::default(),
+            received: vec![0; RECEIVE_BATCH * RECEIVE_BYTES],
+            outgoing: Vec::new(),
+            held: None,
+            frame: BytesMut::new(),
+        })
+    }
+
+    /// The members from now on, with their names and peer URLs, and those that were removed.
+    pub fn set_members<'a>(
+        &mut self,
+        now: Duration,
+        members: impl Iterator<Item = (u64, &'a str, Vec<Url>)>,
+        removed: &[u64],
+    ) {
+        self.urls.clear();
+        let mut infos = Vec::new();
+        for (id, name, urls) in members {
+            let server_name = urls.first().and_then(Url::host).unwrap_or("peer").to_owned();
+            infos.push(PeerInfo { id, server_name });
+            self.log.set_name(id, name);
+            self.urls.insert(id, urls);
+        }
+        self.links.set_peers(now, &infos, removed);
+    }
+
+    /// Takes the datagrams that have come. Asked with the loop's waker, it wakes the loop when more come. True if
+    /// something came.
+    pub fn receive(&mut self, now: Duration, cx: &mut Context<'_>) -> bool {
+        let mut any = false;
+        for index in 0..self.sockets.len() {
+            for _ in 0..RECEIVES_PER_PASS {
+                match self.receive_some(now, index, cx) {
+                    Some(count) => {
+                        any = true;
+                        if count < RECEIVE_BATCH {
+                            // What comes from now on is told anew; asking once more has the waker set.
+                            self.sockets[index].socket.drained();
+                        }
+                    }
+                    None => break,
+                }
+            }
+        }
+        any
+    }
+
+    fn receive_some(&mut self, now: Duration, index: usize, cx: &mut Context<'_>) -> Option<usize> {
+        let PeerSocket { socket, state } = &self.sockets[index];
+        let mut metas = [RecvMeta::default(); RECEIVE_BATCH];
+        let received = {
+            let mut parts = self.received.chunks_mut(RECEIVE_BYTES);
+            let mut slices: [IoSliceMut<'_>; RECEIVE_BATCH] =
+                std::array::from_fn(|_| IoSliceMut::new(parts.next().expect("the buffer has a part for each")));
+            let mut reading =
+                pin!(socket.reading(|socket| state.recv(UdpSockRef::from(socket), &mut slices, &mut metas)));
+            reading.as_mut().poll(cx)
+        };
+        let count = match received {
+            Poll::Pending => return None,
+            Poll::Ready(Ok(count)) => count,
+            Poll::Ready(Err(error)) => {
+                tracing::debug!("receiving from peers: {error}");
+                return None;
+            }
+        };
+        let socket = u32::try_from(index).expect("there are few sockets");
+        for (meta, part) in metas[..count].iter().zip(self.received.chunks(RECEIVE_BYTES)) {
+            let ecn = meta.ecn.and_then(|ecn| EcnCodepoint::from_bits(ecn as u8));
+            let arrival = Arrival { socket, from: meta.addr, local_ip: meta.dst_ip, ecn };
+            for datagram in part[..meta.len].chunks(meta.stride.max(1)) {
+                self.links.handle_datagram(now, arrival, BytesMut::from(datagram));
+            }
+        }
+        Some(count)
+    }
+
+    /// Does what is due.
+    pub fn handle_due(&mut self, now: Duration) {
+        for (peer, addresses) in self.resolved.take() {
+            self.links.handle_addresses(now, peer, addresses);
+        }
+        if self.links.poll_timeout().is_some_and(|due| due <= now) {
+            self.links.handle_timeout(now);
+        }
+    }
+
+    /// When [`Peers::handle_due`] wants to be called.
+    pub fn poll_timeout(&mut self) -> Option<Duration> {
+        self.links.poll_timeout()
+    }
+
+    /// The next thing for the member.
+    pub fn poll_event(&mut self, now: Duration) -> Option<PeerEvent> {
+        while let Some(event) = self.links.poll_event() {
+            self.log.note(now, &event);
+            match event {
+                LinkEvent::Frame { from, frame, .. } if frame.keyspace == KEYSPACE => match frame.body {
+                    FrameBody::Raft(message) => return Some(PeerEvent::Message(from, PeerMessage::Raft(message))),
+                    FrameBody::Opaque(body) => match PeerMessage::decode(&body) {
+                        Ok(message) => return Some(PeerEvent::Message(from, message)),
+                        Err(error) => self.log.unreadable(now, from, &error),
+                    },
+                },
+                LinkEvent::Up { peer, .. } => return Some(PeerEvent::Up(peer)),
+                LinkEvent::Down { peer, .. } => return Some(PeerEvent::Down(peer)),
+                LinkEvent::WantsAddress { peer } => self.resolve(peer),
+                LinkEvent::Pinned { peer, fingerprint } => self.pins.remember(peer, fingerprint),
+                _ => {}
+            }
+        }
+        None
+    }
+
+    /// Looks a peer's names up, on a thread that may block.
+    fn resolve(&mut self, peer: u64) {
+        let urls = self.urls.get(&peer).cloned().unwrap_or_default();
+        let (resolved, inbox) = (self.resolved.clone(), self.inbox.clone());
+        garboard_executor::spawn(async move {
+            let addresses = garboard_executor::blocking(move || resolve(&urls)).await;
+            resolved.borrow_mut().push((peer, addresses));
+            inbox.ring();
+        });
+    }
+
+    /// Says something to a peer. What there is no room or no link for is lost, as a network would lose it.
+    pub fn send(&mut self, now: Duration, to: u64, message: &PeerMessage) {
+        let Some(lane) = message.lane() else { return };
+        let encoded = match message {
+            PeerMessage::Raft(message) => encode(KEYSPACE, message, &mut self.frame),
+            other => {
+                let body = other.encode().expect("everything but Raft's messages has a body of its own");
+                encode_opaque(KEYSPACE, &body, &mut self.frame)
+            }
+        };
+        match encoded {
+            Ok(()) => {
+                let frame = self.frame.split().freeze();
+                let _ = self.links.send(now, to, lane, frame);
+            }
+            Err(error) => tracing::warn!("a message to member {to:016x} can't be sent: {error}"),
+        }
+    }
+
+    /// Sends what is to be sent, as far as the sockets have room. Asked with the loop's waker, it wakes the loop when
+    /// they have room again.
+    pub fn transmit(&mut self, now: Duration, cx: &mut Context<'_>) {
+        loop {
+            let transmit = match self.held.take() {
+                Some(held) => held,
+                None => {
+                    self.outgoing.clear();
+                    let Some(transmit) = self.links.poll_transmit(now, &mut self.outgoing) else { return };
+                    transmit
+                }
+            };
+            if !self.hand_over(&transmit, cx) {
+                self.held = Some(transmit);
+                return;
+            }
+        }
+    }
+
+    /// Whether something waits for room in a socket.
+    pub fn is_held(&self) -> bool {
+        self.held.is_some()
+    }
+
+    fn hand_over(&mut self, transmit: &Transmit, cx: &mut Context<'_>) -> bool {
+        let family = usize::from(transmit.to.is_ipv6());
+        let Some(PeerSocket { socket, state }) =
+            transmit.socket.or(self.dialing[family]).and_then(|index| self.sockets.get(usize::try_from(index).ok()?))
+        else {
+            return true;
+        };
+        let segment = transmit.segment_bytes.unwrap_or(transmit.bytes).max(1);
+        let step = segment * state.max_gso_segments().max(1);
+        // A kernel that does not cut datagrams itself gets them one by one; those that it has are not sent again.
+        for contents in self.outgoing[..transmit.bytes].chunks(step) {
+            let piece = quinn_udp::Transmit {
+                destination: transmit.to,
+                ecn: transmit.ecn.and_then(|ecn| quinn_udp::EcnCodepoint::from_bits(ecn as u8)),
+                contents,
+                segment_size: (contents.len() > segment).then_some(segment),
+                src_ip: transmit.from_ip,
+            };
+            let mut writing = pin!(socket.writing(|socket| match state.try_send(UdpSockRef::from(socket), &piece) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(error),
+                // An unreachable network or a probe that is too large is as good as a lost datagram.
+                _ => Ok(()),
+            }));
+            if writing.as_mut().poll(cx).is_pending() {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Tells the peers that this member stops.
+    pub fn stop(&mut self, now: Duration) {
+        self.links.stop(now);
+        self.transmit(now, &mut Context::from_waker(Waker::noop()));
+    }
+}
+
+fn resolve(urls: &[Url]) -> Vec<Address> {
+    let mut found = Vec::new();
+    for url in urls {
+        let Some((host, port)) = url.host_and_port() else { continue };
+        match std::net::ToSocketAddrs::to_socket_addrs(&(host, port)) {
+            Ok(addresses) => {
+                found.extend(addresses.map(|address| Address { address, server_name: host.to_owned() }));
+            }
+            Err(error) => tracing::warn!("{url} of a peer can't be resolved: {error}"),
+        }
+    }
+    found
+}
+
+fn links_config(dir: &DataDir, config: &Config, epoch: Instant) -> Result<LinksConfig, StartError> {
+    let random = || random_id().map(u128::to_le_bytes);
+    let setting = |error: &dyn std::error::Error| StartError::Setting(super::edge::with_sources(error));
+    let joined = |first: [u8; 16], second: [u8; 16]| {
+        let mut whole = [0; 32];
+        whole[..16].copy_from_slice(&first);
+        whole[16..].copy_from_slice(&second);
+        whole
+    };
+    let key = PeerKey::load_or_make(&dir.peer_key_path(), joined(random()?, random()?)).map_err(|e| setting(&e))?;
+    let security = tls::with_own_key(&key.own, &key.reset_secret).map_err(|error| setting(&error))?;
+    let pins = peer_keys::load_pins(&dir.peer_pins_path()).map_err(|error| setting(&error))?;
+    let boot = random()?.first_chunk().copied().map(u64::from_le_bytes).expect("sixteen bytes hold eight");
+    let (member_id, cluster_id) = (config.cluster.local().id, config.cluster.cluster_id);
+    Ok(LinksConfig {
+        boot,
+        seed: joined(random()?, random()?),
+        tripwire: random()?,
+        trust: Trust::FirstContact(pins),
+        idle_timeout: (2 * config.election_timeout).max(Duration::from_secs(2)),
+        keep_alive: config.heartbeat_interval.max(Duration::from_millis(100)) * 4,
+        mtu_max: Some(MTU_MAX),
+        ..LinksConfig::new(member_id, cluster_id, epoch, security)
+    })
+}
