@@ -97,6 +97,24 @@ impl Client {
         runtime().block_on(call)?
     }
 
+    /// Makes one call, and does not wait longer than that for its answer.
+    pub fn call_within<Q: Message, A: Message + Default>(
+        &self,
+        limit: Duration,
+        method: &str,
+        request: &Q,
+    ) -> Result<A, CallError> {
+        let call = within(limit, unary(self.sender.clone(), &self.authority, method, request));
+        runtime().block_on(call)?
+    }
+
+    /// As [`stream`](Self::stream), and does not wait longer than that for it to begin.
+    pub fn stream_within<Q: Message>(&self, limit: Duration, method: &str, request: &Q) -> Result<Stream, CallError> {
+        let call = streaming(self.sender.clone(), &self.authority, method, request);
+        let body = runtime().block_on(within(limit, call))??;
+        Ok(Stream { body, unread: BytesMut::new() })
+    }
+
     /// Makes a call whose answer is a stream, and leaves the request's side open.
     pub fn stream<Q: Message>(&self, method: &str, request: &Q) -> Result<Stream, CallError> {
         let call = streaming(self.sender.clone(), &self.authority, method, request);
@@ -230,6 +248,11 @@ impl Stream {
     /// The next message; an error where the stream ends, or brings none in time.
     pub fn next<A: Message + Default>(&mut self) -> Result<A, CallError> {
         runtime().block_on(within(call_timeout(), self.message()))?
+    }
+
+    /// The next message; an error where none comes within that time.
+    pub fn next_within<A: Message + Default>(&mut self, limit: Duration) -> Result<A, CallError> {
+        runtime().block_on(within(limit, self.message()))?
     }
 
     async fn message<A: Message + Default>(&mut self) -> Result<A, CallError> {

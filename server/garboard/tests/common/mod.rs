@@ -10,6 +10,7 @@ pub mod files;
 pub mod load;
 pub mod memory;
 pub mod mount;
+pub mod random;
 pub mod raw;
 
 use std::io::{BufRead, BufReader, Read};

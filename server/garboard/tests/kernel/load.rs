@@ -16,8 +16,8 @@ use garboard_proto::mvccpb::Event;
 
 use crate::common::Server;
 use crate::common::client::{CallError, Client};
+use crate::common::random::Random;
 use crate::history::{Attempt, Change, LeaseChange, Record, Store, Told, next_events, watch};
-use crate::random::Random;
 
 /// Keys of each writer.
 const KEYS: u64 = 48;

@@ -20,7 +20,6 @@ mod common;
 mod disk;
 mod history;
 mod load;
-mod random;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -28,11 +27,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use common::random::Random;
 use common::{Folder, Launch, Server, eventually, skip};
 use disk::{Cut, Disk, FileSystem};
 use history::{Record, Store};
 use load::{Load, Shape};
-use random::Random;
 
 /// Rounds of each test, unless the environment asks for more.
 const ROUNDS: u64 = 20;
