@@ -10,7 +10,7 @@
 //! | compact | | refused |
 //! | lease grant | refused | refused |
 //! | lease revoke | | refused |
-//! | alarms | | |
+//! | alarms, members | | |
 //!
 //! Alarms are replicated, so that every member refuses alike. A NOSPACE alarm stays until it is disarmed.
 
@@ -76,7 +76,7 @@ fn changes_data(command: &Command) -> bool {
         | Command::Compact { .. }
         | Command::LeaseGrant { .. }
         | Command::LeaseRevoke { .. } => true,
-        Command::AlarmActivate(_) | Command::AlarmDeactivate(_) => false,
+        Command::AlarmActivate(_) | Command::AlarmDeactivate(_) | Command::Member(_) => false,
     }
 }
 

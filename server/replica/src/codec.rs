@@ -16,6 +16,7 @@ mod encode;
 
 use bytes::Bytes;
 
+use crate::members::MembersError;
 use crate::request::{Command, KeyspaceId, Principal};
 
 pub use decode::decode_entry;
@@ -69,6 +70,9 @@ pub enum DecodeError {
     /// Data follows the last command.
     #[error("{0} bytes follow the last command of the entry")]
     Trailing(usize),
+    /// A change of a member's record can't be read.
+    #[error("a member change cannot be read")]
+    Member(#[source] MembersError),
     /// Transactions are nested deeper than validation lets through.
     #[error("transactions are nested too deeply")]
     TooDeep,
@@ -88,6 +92,7 @@ mod tag {
     pub const COMMAND_LEASE_REVOKE: u8 = 6;
     pub const COMMAND_ALARM_ACTIVATE: u8 = 7;
     pub const COMMAND_ALARM_DEACTIVATE: u8 = 8;
+    pub const COMMAND_MEMBER: u8 = 20;
 
     pub const RANGE_POINT: u8 = 0;
     pub const RANGE_SPAN: u8 = 1;

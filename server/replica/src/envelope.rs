@@ -1,9 +1,12 @@
 //! What crosses cores: requests on their way to a keyspace's home core, and their answers on the way back.
 
+use std::sync::Arc;
+
 use garboard_storage::IndexSize;
 use garboard_storage::hash::HashKv;
 
 use crate::histogram::Stages;
+use crate::members::{ChangeAction, Members};
 use crate::request::{Alarm, Command, Context, Reply};
 
 /// Names a request, so that its answer finds the connection that waits for it.
@@ -48,6 +51,13 @@ pub enum Request {
     Stages,
     /// Start saving the published state in the index's file.
     Checkpoint,
+    /// Change the members.
+    Member {
+        /// The member that it is about.
+        member_id: u64,
+        /// What happens.
+        action: ChangeAction,
+    },
 }
 
 /// What the home core answers.
@@ -86,6 +96,8 @@ pub enum Response {
         /// Up to where the newest durable checkpoint goes.
         saved_index: u64,
     },
+    /// The change is made; the members after it.
+    Members(Arc<Members>),
 }
 
 /// A request under way.

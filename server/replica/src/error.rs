@@ -57,6 +57,39 @@ pub enum Error {
     /// Leadership changed while the request was under way.
     #[error("leader changed")]
     LeaderChanged,
+    /// There is no such member, or it was removed.
+    #[error("member not found")]
+    MemberNotFound,
+    /// A member of that id exists.
+    #[error("member ID already exist")]
+    MemberExists,
+    /// Another member has one of those peer URLs.
+    #[error("peer URLs already exist")]
+    PeerUrlExists,
+    /// The URLs of a member are none, or too many or too long.
+    #[error("given member URLs are invalid")]
+    BadMemberUrls,
+    /// Too few members have started for the change to be safe.
+    #[error("re-configuration failed due to not enough started members")]
+    NotEnoughStarted,
+    /// Too few members are connected for the change to be safe.
+    #[error("unhealthy cluster")]
+    Unhealthy,
+    /// The member to promote votes already.
+    #[error("can only promote a learner member")]
+    MemberNotLearner,
+    /// The learner to promote lags.
+    #[error("can only promote a learner member which is in sync with leader")]
+    LearnerNotReady,
+    /// There are as many learners as there may be.
+    #[error("too many learner members in cluster")]
+    TooManyLearners,
+    /// There are as many members as there may be.
+    #[error("too many members in cluster")]
+    TooManyMembers,
+    /// A member without a vote does not do that.
+    #[error("rpc not supported for learner")]
+    NotForLearner,
     /// The server is stopping.
     #[error("server stopped")]
     Stopped,

@@ -3,7 +3,8 @@
 use bytes::Bytes;
 
 use crate::codec::{decode_entry, encode_entry};
-use crate::raft::{Membership, MembershipChange};
+use crate::members::{MemberChange, MemberMessage};
+use crate::raft::Membership;
 use crate::validate::{Limits, check_command};
 
 /// The data of an entry. What decodes encodes to the same bytes, and its commands can be checked.
@@ -21,7 +22,10 @@ pub fn membership(data: &[u8]) {
     if let Ok(membership) = Membership::from_bytes(data) {
         assert!(membership.to_bytes() == data, "a membership is its members");
     }
-    if let Ok(change) = MembershipChange::from_bytes(data) {
+    if let Ok(change) = MemberChange::from_bytes(data) {
         assert!(change.to_bytes() == data, "a change is its fields");
+    }
+    if let Ok(message) = MemberMessage::from_bytes(data) {
+        assert!(message.to_bytes() == data, "a message is its fields");
     }
 }

@@ -24,6 +24,7 @@ pub mod kept_hashes;
 pub mod lease;
 pub mod limits;
 pub mod member;
+pub mod members;
 pub mod peer;
 pub mod quota;
 pub mod raft;

@@ -90,6 +90,31 @@ pub const REVOKE_RETRY: Duration = Duration::from_secs(3);
 /// [`crate::Error::TooManyRequests`].
 pub const WAITING_KEEPALIVES_MAX: usize = 65_536;
 
+/// Most members of a cluster, learners included. Beyond it adding one is refused.
+pub const MEMBERS_MAX: usize = 64;
+
+/// Most learners, as etcd has it by default. Beyond it adding one is refused.
+pub const LEARNERS_MAX_DEFAULT: usize = 1;
+
+/// Most URLs of a member for its peers, and for its clients. A change with more is refused.
+pub const URLS_PER_MEMBER_MAX: usize = 64;
+
+/// Longest URL, and longest name, of a member, in bytes. A change with a longer one is refused.
+pub const URL_BYTES_MAX: usize = 4_096;
+
+/// A peer counts as connected, where members are added or removed, once it has been for so long without a break.
+pub const CONNECTED_MIN: Duration = Duration::from_secs(5);
+
+/// Changes of the members that wait for their turn or for their answer. Further ones are answered
+/// [`crate::Error::TooManyRequests`].
+pub const MEMBER_CHANGES_MAX: usize = 64;
+
+/// A change of the members that is not done after this long is answered [`crate::Error::Timeout`].
+pub const MEMBER_CHANGE_WAIT_MAX: Duration = Duration::from_secs(7);
+
+/// While what a member says of itself is not in its record, it says it this often.
+pub const PUBLISH_RETRY: Duration = Duration::from_secs(1);
+
 /// Length of a Raft tick.
 pub const TICK: Duration = Duration::from_millis(10);
 

@@ -15,6 +15,7 @@
 
 mod applying;
 mod config;
+mod membership;
 mod reads;
 mod upkeep;
 mod writes;
@@ -23,7 +24,7 @@ use core::time::Duration;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use garboard_storage::{Index, IndexFailure, IndexIo, IoFailure, IoId, PageId, Reader};
+use garboard_storage::{Applied, Index, IndexFailure, IndexIo, IoFailure, IoId, PageId, Reader};
 use garboard_wal as wal;
 
 pub use config::{MemberConfig, OpenError, RecoveredState};
@@ -38,9 +39,11 @@ use crate::events::EventBatch;
 use crate::histogram::Stages;
 use crate::kept_hashes::KeptHashes;
 use crate::limits::{MESSAGES_MAX, REPLAYED_MUCH_SHARE};
+use crate::members::{Members, MembersError};
 use crate::peer::PeerMessage;
-use crate::raft::{MembershipError, RaftDriver, Role};
+use crate::raft::{RaftDriver, Role};
 use applying::Applying;
+use membership::Changes;
 use reads::Reads;
 use writes::Proposal;
 
@@ -62,6 +65,10 @@ pub enum Effect {
     },
     /// Bring changes to the watch hub of every core.
     Events(Arc<EventBatch>),
+    /// These are the members from now on. The first effect of every start.
+    Members(Arc<Members>),
+    /// This member was removed: it stops, once answers and messages had their time to leave.
+    Removed,
 }
 
 /// Why the process must stop. Nothing is answered any more.
@@ -87,7 +94,7 @@ pub enum Fatal {
         /// The entry's index.
         index: u64,
         /// Why.
-        source: MembershipError,
+        source: MembersError,
     },
     /// A committed entry is for another store.
     #[error("entry {index} of the log is for keyspace {found}")]
@@ -118,6 +125,7 @@ pub struct Member {
     compactions: BTreeMap<i64, Vec<Answer>>,
     hashes: KeptHashes,
     auto_compactor: AutoCompactor,
+    changes: Changes,
     /// When the next step of physical compaction is due.
     next_compaction: Duration,
     /// When a checkpoint is tried again that a full disk stopped.
@@ -172,8 +180,9 @@ impl Member {
     /// meta page, which names the log's start, is durable.
     pub fn create(now: Duration, config: MemberConfig, log: wal::Log, index: Index) -> Member {
         let state = RecoveredState::founding(&config);
-        let mut member =
-            Member::assemble(now, config, log, index, state).expect("an empty index holds nothing that can't be read");
+        let founding = config.founding_members();
+        let mut member = Member::assemble(now, config, log, index, state, Some(founding))
+            .expect("an empty index holds nothing that can't be read");
         member.founding = true;
         member.start_checkpoint();
         member
@@ -188,7 +197,7 @@ impl Member {
         index: Index,
         state: RecoveredState,
     ) -> Result<Member, OpenError> {
-        Member::assemble(now, config, log, index, state)
+        Member::assemble(now, config, log, index, state, None)
     }
 
     fn assemble(
@@ -197,8 +206,15 @@ impl Member {
         log: wal::Log,
         index: Index,
         state: RecoveredState,
+        founding: Option<Members>,
     ) -> Result<Member, OpenError> {
-        let machine = config.machine(index)?;
+        let mut machine = config.machine(index, &state.membership)?;
+        if let Some(members) = founding {
+            machine.found_members(members);
+            let published = machine.publish(Applied::default());
+            published.expect("the pages of an empty index are resident");
+        }
+        let forced_from = config.force_new_cluster.then(|| log.last().0);
         let raft = RaftDriver::new(now, &config.raft(), state.restored());
         let applied = machine.index().view().applied();
         let mut member = Member {
@@ -212,6 +228,7 @@ impl Member {
             compactions: BTreeMap::new(),
             hashes: KeptHashes::default(),
             auto_compactor: AutoCompactor::new(now, config.auto_compaction),
+            changes: Changes::new(forced_from),
             next_compaction: now,
             next_checkpoint_retry: now,
             checkpoint_began_at: 0,
@@ -235,7 +252,10 @@ impl Member {
             machine,
             config,
         };
+        member.raft.set_removed(member.machine.members().removed());
+        member.announce_members();
         member.pump(now);
+        member.force_if_due();
         Ok(member)
     }
 
@@ -252,6 +272,12 @@ impl Member {
     /// Whether this member leads.
     pub fn leads(&self) -> bool {
         self.raft.role() == Role::Leader
+    }
+
+    /// Whether the log holds anything that others may come to count on, such as a vote. Messages that speak of it leave
+    /// only after that.
+    pub fn holds_promises(&self) -> bool {
+        self.log.durable() > wal::AppendNumber::default() || self.durable_index > 0
     }
 
     /// The current term.
@@ -331,6 +357,7 @@ impl Member {
                     self.answer(ticket, Ok(response));
                 }
                 Request::KeptHash { revision } => self.kept_hash(now, ticket, revision),
+                Request::Member { member_id, action } => self.change_members(now, ticket, member_id, action),
                 // Space is reused without it.
                 Request::Defragment => self.answer(ticket, Ok(Response::Defragment)),
             }
@@ -372,18 +399,21 @@ impl Member {
             PeerMessage::Raft(message) => {
                 let _ = self.raft.handle_message(from, message);
             }
+            PeerMessage::Member(message) => self.handle_member_message(now, from, message),
             PeerMessage::Forward(_) | PeerMessage::Refused(_) | PeerMessage::Question(_) | PeerMessage::Answer(_) => {}
         }
         self.pump(now);
     }
 
     /// The link to a member works.
-    pub fn handle_peer_up(&mut self, now: Duration, _id: u64) {
+    pub fn handle_peer_up(&mut self, now: Duration, id: u64) {
+        self.note_peer_up(now, id);
         self.pump(now);
     }
 
     /// The link to a member does not work any more; what was sent last may be lost.
-    pub fn handle_peer_down(&mut self, now: Duration, _id: u64) {
+    pub fn handle_peer_down(&mut self, now: Duration, id: u64) {
+        self.note_peer_down(id);
         self.pump(now);
     }
 
@@ -443,6 +473,7 @@ impl Member {
         self.expire_hash_waiters(now);
         self.compact_physically(now);
         self.retry_checkpoint(now);
+        self.expire_changes(now);
         self.stalled_until = self.stalled_until.filter(|until| *until > now);
         self.pump(now);
     }
@@ -459,6 +490,7 @@ impl Member {
             compaction,
             self.hashes.poll_timeout(),
             self.checkpoint_retry(),
+            self.changes_timeout(),
             self.stalled_until,
         ]
         .into_iter()
@@ -507,6 +539,8 @@ impl Member {
     /// Carries what raft-rs wants to the log, to apply and to waiting reads, until it wants nothing more.
     fn pump(&mut self, now: Duration) {
         self.ask_for_reads(now);
+        self.propose_changes(now);
+        self.keep_published(now);
         loop {
             let (log, proposals, undurable) = (&mut self.log, &mut self.proposals, &mut self.undurable);
             let mut append = |append: wal::Append| {
@@ -523,7 +557,7 @@ impl Member {
                 self.take_for_durable(now);
             }
             if let Some(role) = step.role {
-                self.role_changed(role);
+                self.role_changed(now, role);
             }
             for entry in step.committed {
                 if let Err(failure) = self.applying.push(entry, self.config.keyspace) {
@@ -556,7 +590,7 @@ impl Member {
         canary::is_on(Canary::ApplyAboveDurable) && (stats.in_flight_count > 0 || stats.waiting_bytes > 0)
     }
 
-    fn role_changed(&mut self, role: Role) {
+    fn role_changed(&mut self, now: Duration, role: Role) {
         match role {
             // raft-rs appends an entry of the new term as it becomes leader; nothing was appended since.
             Role::Leader => self.term_start = Some(self.log.last().0),
@@ -567,6 +601,7 @@ impl Member {
                 }
             }
         }
+        self.leader_of_changes_changed(now, role == Role::Leader);
     }
 
     fn answer(&mut self, ticket: Ticket, result: Result<Response, Error>) {

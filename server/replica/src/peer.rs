@@ -8,6 +8,7 @@
 //! forward  = kind 1: the data of a Raft entry that names its origin
 //! refused  = kind 2: session u64, term u64, count u32, count times { first u64, last u64, reason u8 }
 //! question = kind 3: boot u64, number u64, what u8, lease i64
+//! member   = kind 5: a message about changes of the members (`members/codec.rs`)
 //! answer   = kind 4: boot u64, number u64, what u8, and: 0 ttl i64; 1 left i64, granted i64; 2 reason u8
 //! ```
 //!
@@ -19,6 +20,7 @@ use garboard_transport::Lane;
 use raft::eraftpb::Message;
 
 use crate::limits::{FORWARD_BYTES_MAX, REFUSED_RANGES_MAX};
+use crate::members::{MemberMessage, MembersError};
 
 /// The version of the encoding.
 const VERSION: u8 = 1;
@@ -28,6 +30,7 @@ mod tag {
     pub const REFUSED: u8 = 2;
     pub const QUESTION: u8 = 3;
     pub const ANSWER: u8 = 4;
+    pub const MEMBER: u8 = 5;
 
     pub const KEEP_ALIVE: u8 = 0;
     pub const TIME_TO_LIVE: u8 = 1;
@@ -47,6 +50,8 @@ pub enum PeerMessage {
     Question(Question),
     /// The answer to one.
     Answer(Answer),
+    /// About changes of the members.
+    Member(MemberMessage),
 }
 
 /// Writes that were forwarded and are not taken. None of them was or will be proposed in this term, and those of earlier
@@ -159,6 +164,9 @@ pub enum PeerDecodeError {
     /// The length does not fit the content.
     #[error("a peer message has a wrong length")]
     Length,
+    /// A message about changes of the members can't be read.
+    #[error("a message about members can't be read")]
+    Member(#[source] MembersError),
     /// More of something than is ever sent.
     #[error("a peer message is larger than is ever sent")]
     TooLarge,
@@ -169,7 +177,7 @@ impl PeerMessage {
     pub fn lane(&self) -> Option<Lane> {
         match self {
             PeerMessage::Raft(message) => Lane::of(message.get_msg_type()),
-            PeerMessage::Forward(_) | PeerMessage::Refused(_) => Some(Lane::Log),
+            PeerMessage::Forward(_) | PeerMessage::Refused(_) | PeerMessage::Member(_) => Some(Lane::Log),
             PeerMessage::Question(_) | PeerMessage::Answer(_) => Some(Lane::Control),
         }
     }
@@ -198,6 +206,10 @@ impl PeerMessage {
             }
             PeerMessage::Question(question) => question.put(&mut buffer),
             PeerMessage::Answer(answer) => answer.put(&mut buffer),
+            PeerMessage::Member(message) => {
+                buffer.put_u8(tag::MEMBER);
+                buffer.put_slice(&message.to_bytes());
+            }
         }
         Some(buffer.freeze())
     }
@@ -219,6 +231,10 @@ impl PeerMessage {
                     return Err(PeerDecodeError::TooLarge);
                 }
                 return Ok(PeerMessage::Forward(data));
+            }
+            tag::MEMBER => {
+                let message = MemberMessage::from_bytes(&body[2..]).map_err(PeerDecodeError::Member)?;
+                return Ok(PeerMessage::Member(message));
             }
             tag::REFUSED => PeerMessage::Refused(reader.refused()?),
             tag::QUESTION => PeerMessage::Question(reader.question()?),

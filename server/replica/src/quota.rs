@@ -44,7 +44,8 @@ pub fn cost(command: &Command) -> u64 {
         | Command::Compact { .. }
         | Command::LeaseRevoke { .. }
         | Command::AlarmActivate(_)
-        | Command::AlarmDeactivate(_) => 0,
+        | Command::AlarmDeactivate(_)
+        | Command::Member(_) => 0,
     }
 }
 

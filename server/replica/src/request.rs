@@ -5,6 +5,8 @@
 
 use bytes::Bytes;
 
+use crate::members::MemberChange;
+
 /// Names one etcd-visible store within a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct KeyspaceId(pub u32);
@@ -248,6 +250,8 @@ pub enum Command {
     AlarmActivate(Alarm),
     /// Take an alarm back.
     AlarmDeactivate(Alarm),
+    /// Change a member's record alone: its URLs, or what it says of itself.
+    Member(MemberChange),
 }
 
 /// A key with its value and history counters.
@@ -317,6 +321,8 @@ pub enum Outcome {
     LeaseRevoke,
     /// The alarms this call changed.
     Alarm(Vec<Alarm>),
+    /// The member's record is changed.
+    Member,
 }
 
 /// An answer with the revision for its header.

@@ -4,6 +4,8 @@
 //! lease       = 'L', id u64 BE              → version u8 (1), granted time to live i64 LE, in seconds
 //! attachment  = 'A', lease id u64 BE, key   → nothing
 //! alarm       = 'M', member id u64 BE, kind u8 → nothing
+//! member      = 'N', member id u64 BE       → version u8 (1), flags u8 (1 learner), name, peer URLs, client URLs
+//! removed     = 'R', member id u64 BE       → nothing: a member of that id was removed, and none ever has it again
 //! ```
 //!
 //! Identifiers are big-endian in keys, so that a scan by prefix finds a lease's keys in key order.
@@ -19,6 +21,10 @@ pub const LEASE: u8 = b'L';
 pub const ATTACHMENT: u8 = b'A';
 /// First byte of an alarm's key.
 pub const ALARM: u8 = b'M';
+/// First byte of a member's key.
+pub const MEMBER: u8 = b'N';
+/// First byte of the key of a member that was removed.
+pub const REMOVED_MEMBER: u8 = b'R';
 
 const VALUE_VERSION: u8 = 1;
 const ID_BYTES: usize = size_of::<u64>();
@@ -64,7 +70,7 @@ pub fn alarm_key(alarm: Alarm) -> Option<Vec<u8>> {
     Some(key)
 }
 
-fn with_id(kind: u8, id: [u8; ID_BYTES]) -> Vec<u8> {
+pub(crate) fn with_id(kind: u8, id: [u8; ID_BYTES]) -> Vec<u8> {
     let mut key = Vec::with_capacity(1 + ID_BYTES);
     key.push(kind);
     key.extend(id);

@@ -9,14 +9,15 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
 
 use garboard_replica::Error;
 use garboard_replica::envelope::{Envelope, Request, Response, Ticket};
 use garboard_replica::events::EventBatch;
+use garboard_replica::members::Members;
 use garboard_replica::request::{Context, KeyspaceId};
 use garboard_replica::watch::WatchConfig;
 use garboard_storage::{NeedPage, PageError, Reader, Snapshot};
@@ -45,6 +46,8 @@ pub type BlockingWork = Box<dyn FnOnce() + Send>;
 pub trait Edge {
     /// The time since this process's start.
     fn now(&self) -> Duration;
+    /// The wall clock's seconds since 1970.
+    fn unix_seconds(&self) -> u64;
     /// Resolves after a while.
     fn sleep(&self, duration: Duration) -> LocalFuture<()>;
     /// Resolves once the work was done on a thread that may block.
@@ -62,12 +65,6 @@ pub struct Identity {
     pub cluster_id: u64,
     /// Its own id.
     pub member_id: u64,
-    /// Its name.
-    pub name: String,
-    /// Where peers reach it.
-    pub peer_urls: Vec<String>,
-    /// Where clients reach it.
-    pub client_urls: Vec<String>,
 }
 
 /// Bounds on what one request may ask.
@@ -100,10 +97,38 @@ pub struct Shared {
     pub raft_term: AtomicU64,
     /// How the home core fares.
     pub traffic: HomeTraffic,
+    /// The members as of what is published.
+    pub members: SharedMembers,
     /// Set once the server is stopping.
     pub stopping: AtomicBool,
     /// How long answers to writes took on each core.
     pub replies: Vec<ReplyTimes>,
+}
+
+/// The members, as every core sees them. They change rarely, and no request that is frequent looks at more than a flag.
+#[derive(Debug, Default)]
+pub struct SharedMembers {
+    members: Mutex<Arc<Members>>,
+    is_learner: AtomicBool,
+}
+
+impl SharedMembers {
+    /// The members.
+    pub fn get(&self) -> Arc<Members> {
+        self.members.lock().expect("no holder of this lock panics").clone()
+    }
+
+    /// These are the members from now on; `own_id` is this one's.
+    pub fn set(&self, members: Arc<Members>, own_id: u64) {
+        let is_learner = members.get(own_id).is_some_and(|member| member.is_learner);
+        self.is_learner.store(is_learner, Ordering::Relaxed);
+        *self.members.lock().expect("no holder of this lock panics") = members;
+    }
+
+    /// Whether this member has no vote.
+    pub fn is_learner(&self) -> bool {
+        self.is_learner.load(Ordering::Relaxed)
+    }
 }
 
 /// A request on its way to the home core.
@@ -323,9 +348,19 @@ impl Core {
         self.0.edge.now()
     }
 
+    /// The wall clock's seconds since 1970.
+    pub fn unix_seconds(&self) -> u64 {
+        self.0.edge.unix_seconds()
+    }
+
     /// Who this member is.
     pub fn identity(&self) -> &Identity {
         &self.0.shared.identity
+    }
+
+    /// The members as of what is published.
+    pub fn members(&self) -> &SharedMembers {
+        &self.0.shared.members
     }
 
     /// Bounds on requests.

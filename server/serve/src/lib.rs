@@ -12,6 +12,7 @@ mod frame_scanner;
 mod limits;
 pub mod logging;
 mod pace;
+pub mod peer_http;
 
 #[expect(clippy::disallowed_methods, clippy::disallowed_types, reason = "the shell is the edge")]
 pub mod shell;

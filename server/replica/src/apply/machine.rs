@@ -14,6 +14,7 @@ use crate::envelope::Ticket;
 use crate::error::Error;
 use crate::events::{Event, EventBatch};
 use crate::lease::Lessor;
+use crate::members::{MemberChange, MemberRecord, Members, record_key, record_value, removed_key};
 use crate::quota::{Quota, cost};
 use crate::read::fault::may_miss;
 use crate::request::{Alarm, Command, KeyValue, Operation, Outcome, Put, Reply};
@@ -48,6 +49,9 @@ pub struct Machine {
     over_quota: bool,
     pub(super) lessor: Lessor,
     alarms: Alarms,
+    members: Arc<Members>,
+    /// The members changed since that was last asked.
+    members_changed: bool,
     quota: Quota,
     system_writes: VecDeque<SystemWrite>,
     /// Changes since the last publish.
@@ -61,8 +65,8 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// The state that an index holds. The caller has read the leases and alarms from it.
-    pub fn new(index: Index, lessor: Lessor, alarms: Alarms, quota: Quota) -> Machine {
+    /// The state that an index holds. The caller has read the leases, alarms and members from it.
+    pub fn new(index: Index, lessor: Lessor, alarms: Alarms, members: Members, quota: Quota) -> Machine {
         let revision = index.view().revision();
         Machine {
             index,
@@ -73,6 +77,8 @@ impl Machine {
             over_quota: false,
             lessor,
             alarms,
+            members: Arc::new(members),
+            members_changed: true,
             quota,
             system_writes: VecDeque::new(),
             events: Vec::new(),
@@ -112,6 +118,47 @@ impl Machine {
         &self.alarms
     }
 
+    /// The members.
+    pub fn members(&self) -> &Arc<Members> {
+        &self.members
+    }
+
+    /// Whether the members changed since this was last called, or it never was.
+    pub(crate) fn take_members_changed(&mut self) -> bool {
+        std::mem::take(&mut self.members_changed)
+    }
+
+    /// Makes a change of the members, if it fits: of the records alone, or together with Raft's membership, which the
+    /// caller changes then.
+    pub(crate) fn change_member(&mut self, change: &MemberChange) -> Result<(), Error> {
+        self.members.check(change)?;
+        let members = Arc::make_mut(&mut self.members);
+        members.apply(change);
+        let id = change.member_id;
+        match members.get(id) {
+            Some(record) => self.system_writes.push_back(put_member(record)),
+            None => self.system_writes.extend(remove_member(id)),
+        }
+        self.members_changed = true;
+        Ok(())
+    }
+
+    /// Makes these the members of a new store, or of one from before there were records. Published with what follows.
+    pub(crate) fn found_members(&mut self, members: Members) {
+        self.system_writes.extend(members.iter().map(put_member));
+        self.members = Arc::new(members);
+        self.members_changed = true;
+    }
+
+    /// Removes everyone but one member.
+    pub(crate) fn keep_only_member(&mut self, id: u64) {
+        let members = Arc::make_mut(&mut self.members);
+        let removed = members.keep_only(id);
+        self.system_writes.extend(removed.into_iter().flat_map(remove_member));
+        self.system_writes.extend(members.get(id).map(put_member));
+        self.members_changed = true;
+    }
+
     /// The quota.
     pub fn quota(&self) -> Quota {
         self.quota
@@ -138,7 +185,8 @@ impl Machine {
             | Command::LeaseGrant { .. }
             | Command::LeaseRevoke { .. }
             | Command::AlarmActivate(_)
-            | Command::AlarmDeactivate(_) => {}
+            | Command::AlarmDeactivate(_)
+            | Command::Member(_) => {}
         }
     }
 
@@ -221,6 +269,7 @@ impl Machine {
             Command::LeaseRevoke { id } => self.revoke(*id)?,
             Command::AlarmActivate(alarm) => Ok(self.activate(*alarm)),
             Command::AlarmDeactivate(alarm) => Ok(self.deactivate(*alarm)),
+            Command::Member(change) => self.change_member(change).map(|()| Outcome::Member),
         })
     }
 
@@ -403,6 +452,15 @@ impl Machine {
         });
         Ok(Published { events })
     }
+}
+
+fn put_member(record: &MemberRecord) -> SystemWrite {
+    SystemWrite::Put(record_key(record.id), record_value(record))
+}
+
+/// A member that is gone leaves its id behind.
+fn remove_member(id: u64) -> [SystemWrite; 2] {
+    [SystemWrite::Delete(record_key(id)), SystemWrite::Put(removed_key(id), Vec::new())]
 }
 
 /// A version and its value as clients see them.

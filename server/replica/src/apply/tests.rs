@@ -8,6 +8,7 @@ use super::*;
 use crate::alarm::Alarms;
 use crate::error::Error;
 use crate::lease::Lessor;
+use crate::members::Members;
 use crate::quota::Quota;
 use crate::read::fault::{miss_one_in, whole};
 use crate::request::{
@@ -25,7 +26,10 @@ impl Store {
     fn new() -> Store {
         let index = Index::create(IndexConfig::new(1, 1), Arc::new(NoFile::new(1 << 30).unwrap()));
         let lessor = Lessor::new(Duration::from_secs(1), Duration::from_millis(100), []);
-        Store { machine: Machine::new(index, lessor, Alarms::default(), Quota::from_flag(-1)), index: 0 }
+        Store {
+            machine: Machine::new(index, lessor, Alarms::default(), Members::default(), Quota::from_flag(-1)),
+            index: 0,
+        }
     }
 
     fn apply(&mut self, command: &Command) -> Result<Reply, Error> {
@@ -287,7 +291,7 @@ fn an_operation_over_the_quota_is_executed_and_answered_as_refused() {
     let mut store = Store::new();
     let lessor = Lessor::new(Duration::from_secs(1), Duration::from_millis(100), []);
     let index = Index::create(IndexConfig::new(1, 1), Arc::new(NoFile::new(1 << 30).unwrap()));
-    store.machine = Machine::new(index, lessor, Alarms::default(), Quota::from_flag(10));
+    store.machine = Machine::new(index, lessor, Alarms::default(), Members::default(), Quota::from_flag(10));
     assert_eq!(store.run(Command::Put(plain_put("a", "v"))), Err(Error::NoSpace));
     assert_eq!(store.live(), [(key("a"), 2, 0)]);
     let deletion = DeleteRange { keys: KeyRange::All, prev_kv: false };

@@ -4,6 +4,7 @@ use bytes::Bytes;
 
 use super::{Batch, DecodeError, Item, VERSION, tag};
 use crate::limits::TXN_DEPTH_MAX;
+use crate::members::{MemberChange, MembersError};
 use crate::request::{
     Alarm, AlarmKind, Command, Compare, CompareOperator, CompareTarget, DeleteRange, KeyRange, KeyspaceId, Operation,
     Principal, Put, Range, SortOrder, SortTarget, Txn,
@@ -130,8 +131,18 @@ impl Reader<'_> {
             tag::COMMAND_LEASE_REVOKE => Command::LeaseRevoke { id: self.i64()? },
             tag::COMMAND_ALARM_ACTIVATE => Command::AlarmActivate(self.alarm()?),
             tag::COMMAND_ALARM_DEACTIVATE => Command::AlarmDeactivate(self.alarm()?),
+            tag::COMMAND_MEMBER => Command::Member(self.member()?),
             other => return self.unknown("command", other),
         })
+    }
+
+    fn member(&mut self) -> Result<MemberChange, DecodeError> {
+        let change = MemberChange::from_bytes(&self.bytes()?).map_err(DecodeError::Member)?;
+        match change.of_raft() {
+            None => Ok(change),
+            // It would change the record and not Raft's membership.
+            Some(_) => Err(DecodeError::Member(MembersError::UnknownKind(0))),
+        }
     }
 
     fn alarm(&mut self) -> Result<Alarm, DecodeError> {

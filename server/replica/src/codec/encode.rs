@@ -111,6 +111,10 @@ fn put_command(buffer: &mut BytesMut, command: &Command) {
             buffer.put_u8(tag::COMMAND_ALARM_DEACTIVATE);
             put_alarm(buffer, alarm);
         }
+        Command::Member(change) => {
+            buffer.put_u8(tag::COMMAND_MEMBER);
+            put_bytes(buffer, &change.to_bytes());
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use crate::codec::{Item, decode_entry};
 use crate::envelope::{Response, Ticket};
 use crate::error::Error;
 use crate::limits::{APPLY_BATCH_COMMANDS, APPLY_RETRY};
-use crate::raft::MembershipChange;
+use crate::members::MemberChange;
 use crate::request::{AlarmKind, Command, KeyspaceId, Reply};
 
 /// What an entry asks for.
@@ -22,7 +22,7 @@ enum Content {
     /// A leader's first entry.
     Empty,
     Commands(Vec<Item>),
-    Membership(MembershipChange),
+    Membership(MemberChange),
 }
 
 /// A committed entry.
@@ -97,7 +97,7 @@ impl Applying {
                 Content::Commands(batch.items)
             }
             wal::EntryKind::ConfChange | wal::EntryKind::ConfChangeV2 => {
-                let change = MembershipChange::from_bytes(&data);
+                let change = MemberChange::from_bytes(&data);
                 Content::Membership(change.map_err(|source| Fatal::Membership { index, source })?)
             }
         };
@@ -221,7 +221,10 @@ impl Member {
     fn apply_entry(&mut self, now: Duration, entry: &mut Entry) -> Paged<()> {
         match &entry.content {
             Content::Empty => {}
-            Content::Membership(change) => self.raft.apply_change(*change),
+            Content::Membership(change) => {
+                let result = self.apply_member_change(entry.index, change);
+                entry.results.push(result);
+            }
             Content::Commands(items) => {
                 while let Some(item) = items.get(entry.done) {
                     let result = match &item.command {
@@ -258,6 +261,7 @@ impl Member {
         for (entry, proposal) in std::mem::take(&mut self.applying.applied) {
             self.answer_entry(now, entry, proposal);
         }
+        self.announce_members();
         for ticket in self.machine.take_revoked_waiters() {
             self.answer(ticket, Ok(Response::LeaseKeepAlive { ttl_seconds: 0 }));
         }
@@ -266,13 +270,26 @@ impl Member {
             self.machine.lessor_mut().promote(now);
         }
         self.serve_confirmed(now);
+        self.announce_removal();
         self.pump(now);
+        self.force_if_due();
         self.start_checkpoint_if_wanted();
         Ok(())
     }
 
     fn answer_entry(&mut self, now: Duration, entry: Entry, proposal: Option<Proposal>) {
-        let Content::Commands(items) = entry.content else { return };
+        let items = match entry.content {
+            Content::Empty => return,
+            Content::Membership(change) => {
+                let result = entry.results.into_iter().next().expect("an applied change has its result");
+                self.change_applied(change.origin, result);
+                return;
+            }
+            Content::Commands(items) => items,
+        };
+        if self.waits_for_changes() {
+            self.answer_changes(&items, &entry.results);
+        }
         self.applying.unapplied_commands -= count(&items);
         assert_eq!(items.len(), entry.results.len(), "every command of an applied entry has its result");
         let Some(proposal) = proposal else { return };
@@ -286,12 +303,21 @@ impl Member {
                     self.refused.push(ticket);
                 }
                 Origin::Client(ticket) => self.answer_client(now, ticket, &item.command, result),
-                Origin::Expiry => {}
+                Origin::Expiry | Origin::Member => {}
                 Origin::AutoCompaction => {
                     let compacted = matches!(result, Ok(_) | Err(Error::Compacted));
                     self.auto_compactor.handle_result(now, compacted);
                 }
                 Origin::Alarm => self.finish_alarm(),
+            }
+        }
+    }
+
+    /// Answers changes of members' records, which may have been proposed elsewhere.
+    fn answer_changes(&mut self, items: &[Item], results: &[Result<Reply, Error>]) {
+        for (item, result) in items.iter().zip(results) {
+            if let Command::Member(change) = &item.command {
+                self.change_applied(change.origin, result.clone());
             }
         }
     }

@@ -9,7 +9,8 @@ use crate::alarm::Alarms;
 use crate::apply::Machine;
 use crate::auto_compaction::AutoCompaction;
 use crate::lease::Lessor;
-use crate::limits::{CHECKPOINT_LOG_BYTES, PENDING_BYTES_MAX};
+use crate::limits::{CHECKPOINT_LOG_BYTES, LEARNERS_MAX_DEFAULT, PENDING_BYTES_MAX};
+use crate::members::{Attributes, MemberRecord, Members};
 use crate::quota::Quota;
 use crate::raft::{Membership, MembershipError, RaftConfig, Restored};
 use crate::request::KeyspaceId;
@@ -26,6 +27,16 @@ pub struct MemberConfig {
     pub boot: u64,
     /// The members of a new cluster. Where the index knows a membership, that counts.
     pub initial_members: Membership,
+    /// What is known of them. The others have an empty record until they say who they are.
+    pub initial_records: Vec<MemberRecord>,
+    /// What this member says of itself once there is a leader; nothing: it says nothing.
+    pub attributes: Option<Attributes>,
+    /// Whether changes of the members that could lose the quorum are refused.
+    pub strict_reconfig: bool,
+    /// Most learners.
+    pub learners_max: usize,
+    /// Make this member the only one, whatever its log says. What it holds stays.
+    pub force_new_cluster: bool,
     /// How long without a leader until an election.
     pub election_timeout: Duration,
     /// How often a leader shows that it is one.
@@ -53,6 +64,11 @@ impl MemberConfig {
             member_id,
             boot: 0,
             initial_members: Membership::single(member_id),
+            initial_records: Vec::new(),
+            attributes: None,
+            strict_reconfig: true,
+            learners_max: LEARNERS_MAX_DEFAULT,
+            force_new_cluster: false,
             election_timeout: Duration::from_millis(1_000),
             heartbeat_interval: Duration::from_millis(100),
             seed: member_id,
@@ -62,6 +78,13 @@ impl MemberConfig {
             checkpoint_log_bytes: CHECKPOINT_LOG_BYTES,
             pending_bytes_max: PENDING_BYTES_MAX,
         }
+    }
+
+    /// The records of a new cluster.
+    pub(super) fn founding_members(&self) -> Members {
+        let mut members = Members::founding(self.initial_records.iter().cloned());
+        members.complete(&self.initial_members);
+        members
     }
 
     pub(super) fn raft(&self) -> RaftConfig {
@@ -75,11 +98,12 @@ impl MemberConfig {
     }
 
     /// The machine over an index, with its tables read from it.
-    pub(super) fn machine(&self, index: Index) -> Result<Machine, OpenError> {
+    pub(super) fn machine(&self, index: Index, membership: &Membership) -> Result<Machine, OpenError> {
         let leases = resident(&index, |index| system::leases(&index.view()))?;
         let alarms = resident(&index, |index| system::alarms(&index.view()))?;
+        let members = resident(&index, |index| Members::restore(&index.view(), membership))?;
         let lessor = Lessor::new(self.election_timeout, self.heartbeat_interval, leases?);
-        Ok(Machine::new(index, lessor, Alarms::restore(alarms?), Quota::from_flag(self.quota_bytes)))
+        Ok(Machine::new(index, lessor, Alarms::restore(alarms?), members?, Quota::from_flag(self.quota_bytes)))
     }
 }
 
@@ -129,8 +153,13 @@ impl RecoveredState {
         hard_state: wal::HardState,
         entries: Vec<wal::Entry>,
     ) -> Result<RecoveredState, MembershipError> {
-        let membership =
-            if facts.conf.is_empty() { config.initial_members.clone() } else { Membership::from_bytes(&facts.conf)? };
+        let membership = if config.force_new_cluster {
+            Membership::single(config.member_id)
+        } else if facts.conf.is_empty() {
+            config.initial_members.clone()
+        } else {
+            Membership::from_bytes(&facts.conf)?
+        };
         Ok(RecoveredState { applied: facts.applied, membership, hard_state, entries })
     }
 

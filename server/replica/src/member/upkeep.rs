@@ -117,6 +117,7 @@ impl Member {
                 self.log.handle_checkpoint(&anchor);
             }
             self.founding = false;
+            self.checkpoint_is_durable();
         }
     }
 

@@ -24,6 +24,8 @@ pub(super) enum Origin {
     AutoCompaction,
     /// The alarm that a full store raises.
     Alarm,
+    /// A change of a member's record. Who waits for it is found by the change itself.
+    Member,
 }
 
 /// A batch that was put into the log and is not applied.
@@ -185,7 +187,7 @@ impl Member {
         match origin {
             Origin::Client(ticket) => self.answer(ticket, Err(error)),
             // The lessor proposes again by itself.
-            Origin::Expiry => {}
+            Origin::Expiry | Origin::Member => {}
             Origin::AutoCompaction => self.auto_compactor.handle_result(now, false),
             Origin::Alarm => self.finish_alarm(),
         }

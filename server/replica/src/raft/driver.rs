@@ -119,6 +119,8 @@ pub struct RaftDriver {
     /// Messages that became free to leave.
     released: Vec<Message>,
     membership: Membership,
+    /// Members that were removed: nothing of theirs is heard.
+    removed: Vec<u64>,
     role: Role,
     reads_issued: u64,
     timer: Timer,
@@ -198,6 +200,7 @@ impl RaftDriver {
             in_flight: VecDeque::new(),
             released: Vec::new(),
             membership,
+            removed: Vec::new(),
             role: Role::Follower(0),
             reads_issued: 0,
             timer,
@@ -252,13 +255,26 @@ impl RaftDriver {
         self.propose_entry(Entry { data, ..Entry::default() })
     }
 
-    /// Proposes a change of membership, if this member leads and no other change is under way.
-    pub fn propose_change(&mut self, change: MembershipChange) -> Result<Proposed, NotLeader> {
-        if self.node.raft.state != StateRole::Leader || self.node.raft.has_pending_conf() {
+    /// Whether a change of membership may be under way: raft-rs would turn another one into an empty entry.
+    pub fn has_pending_change(&self) -> bool {
+        self.node.raft.has_pending_conf()
+    }
+
+    /// How far the log of a member, or of this one, is known to match this leader's; nothing if it is no member or this
+    /// one does not lead.
+    pub fn matched(&self, id: u64) -> Option<u64> {
+        let leads = self.node.raft.state == StateRole::Leader;
+        self.node.raft.prs().get(id).filter(|_| leads).map(|progress| progress.matched)
+    }
+
+    /// Proposes a change of membership, if this member leads and no other change is under way. `data` is what the log
+    /// holds of it.
+    pub fn propose_change(&mut self, data: Vec<u8>, change: MembershipChange) -> Result<Proposed, NotLeader> {
+        if self.node.raft.state != StateRole::Leader || self.has_pending_change() {
             return Err(NotLeader);
         }
         let before = self.newest_index();
-        self.node.propose_conf_change(change.to_bytes(), change.to_conf_change()).map_err(|_| NotLeader)?;
+        self.node.propose_conf_change(data, change.to_conf_change()).map_err(|_| NotLeader)?;
         assert_eq!(self.newest_index(), before + 1, "an accepted proposal is one entry");
         Ok(Proposed { index: before + 1, term: self.term() })
     }
@@ -317,6 +333,11 @@ impl RaftDriver {
         self.campaign_if_alone();
     }
 
+    /// Members that were removed.
+    pub fn set_removed(&mut self, removed: impl Iterator<Item = u64>) {
+        self.removed = removed.collect();
+    }
+
     /// A message that the member `from` sent. One that does not fit is dropped, as if the network had lost it.
     ///
     /// # Errors
@@ -329,9 +350,13 @@ impl RaftDriver {
             committed: self.commit_index(),
             last_index: self.newest_index(),
             peers: &peers,
-            removed: &[],
+            removed: &self.removed,
         };
         garboard_transport::validate(&message, from, &facts)?;
+        // Whoever joins does not know what the cluster was founded with: entries from the first one on say too little.
+        if self.membership.is_empty() && message.get_msg_type() == MessageType::MsgAppend && message.index == 0 {
+            return Ok(());
+        }
         if message.get_msg_type() == MessageType::MsgSnapshot {
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! Who votes: our own encoding of Raft's membership and of its changes. raft-rs's encoding reaches neither disk nor
+//! Who votes: our own encoding of Raft's membership. raft-rs's encoding reaches neither disk nor
 //! network.
 
 use raft::eraftpb::{ConfChange, ConfChangeType, ConfState};
@@ -22,7 +22,7 @@ pub struct Membership {
     pub learners: Vec<u64>,
 }
 
-/// Why bytes are no membership or change.
+/// Why bytes are no membership.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MembershipError {
     /// The version is none this code knows.
@@ -31,15 +31,17 @@ pub enum MembershipError {
     /// The length does not fit the content.
     #[error("membership encoding has a wrong length")]
     Length,
-    /// A change of unknown kind.
-    #[error("membership change kind {0} is unknown")]
-    UnknownKind(u8),
 }
 
 impl Membership {
     /// One member, which votes.
     pub fn single(id: u64) -> Membership {
         Membership { voters: vec![id], learners: Vec::new() }
+    }
+
+    /// Whether nobody is a member, as far as one that joins knows.
+    pub fn is_empty(&self) -> bool {
+        self.voters.is_empty() && self.learners.is_empty()
     }
 
     /// Whether `id` votes and nobody else is a member.
@@ -102,11 +104,8 @@ pub enum ChangeKind {
     Remove,
 }
 
-/// One change of membership, as an entry of kind `ConfChange` holds it.
-///
-/// ```text
-/// version u8 (1), kind u8, member id u64 LE
-/// ```
+/// One change of Raft's membership. How an entry holds it, with what becomes of the member's record, is
+/// [`crate::members::MemberChange`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MembershipChange {
     /// What happens.
@@ -116,34 +115,6 @@ pub struct MembershipChange {
 }
 
 impl MembershipChange {
-    /// The encoding.
-    pub fn to_bytes(self) -> Vec<u8> {
-        let kind = match self.kind {
-            ChangeKind::AddVoter => 0,
-            ChangeKind::AddLearner => 1,
-            ChangeKind::Remove => 2,
-        };
-        let mut bytes = vec![VERSION, kind];
-        bytes.extend(self.member_id.to_le_bytes());
-        bytes
-    }
-
-    /// Reads the encoding.
-    pub fn from_bytes(bytes: &[u8]) -> Result<MembershipChange, MembershipError> {
-        let [version, kind, id @ ..] = bytes else { return Err(MembershipError::Length) };
-        if *version != VERSION {
-            return Err(MembershipError::UnknownVersion(*version));
-        }
-        let kind = match kind {
-            0 => ChangeKind::AddVoter,
-            1 => ChangeKind::AddLearner,
-            2 => ChangeKind::Remove,
-            other => return Err(MembershipError::UnknownKind(*other)),
-        };
-        let member_id = u64::from_le_bytes(id.try_into().map_err(|_| MembershipError::Length)?);
-        Ok(MembershipChange { kind, member_id })
-    }
-
     /// As raft-rs takes it.
     pub(super) fn to_conf_change(self) -> ConfChange {
         let mut change = ConfChange::default();
@@ -175,15 +146,5 @@ mod tests {
             }
         }
         assert_eq!(Membership::from_bytes(&[9, 0, 0]), Err(MembershipError::UnknownVersion(9)));
-    }
-
-    #[test]
-    fn changes_read_back_as_they_were_written() {
-        for kind in [ChangeKind::AddVoter, ChangeKind::AddLearner, ChangeKind::Remove] {
-            let change = MembershipChange { kind, member_id: 0x0102_0304_0506_0708 };
-            assert_eq!(MembershipChange::from_bytes(&change.to_bytes()), Ok(change));
-        }
-        assert_eq!(MembershipChange::from_bytes(&[1, 3, 0, 0, 0, 0, 0, 0, 0, 0]), Err(MembershipError::UnknownKind(3)));
-        assert_eq!(MembershipChange::from_bytes(&[1, 0, 0]), Err(MembershipError::Length));
     }
 }

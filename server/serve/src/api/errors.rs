@@ -101,6 +101,22 @@ fn code_and_text(error: Error) -> (Code, &'static str) {
         Error::TooManyRequests => (Code::Unknown, "etcdserver: too many requests"),
         Error::NoLeader => (Unavailable, "etcdserver: no leader"),
         Error::LeaderChanged => (Unavailable, "etcdserver: leader changed"),
+        Error::MemberNotFound => (NotFound, "etcdserver: member not found"),
+        Error::MemberExists => (FailedPrecondition, "etcdserver: member ID already exist"),
+        Error::PeerUrlExists => (FailedPrecondition, "etcdserver: Peer URLs already exists"),
+        Error::BadMemberUrls => (InvalidArgument, "etcdserver: given member URLs are invalid"),
+        // As for too many requests, the code gets lost.
+        Error::NotEnoughStarted => {
+            (Code::Unknown, "etcdserver: re-configuration failed due to not enough started members")
+        }
+        Error::Unhealthy => (Unavailable, "etcdserver: unhealthy cluster"),
+        Error::MemberNotLearner => (FailedPrecondition, "etcdserver: can only promote a learner member"),
+        Error::LearnerNotReady => {
+            (FailedPrecondition, "etcdserver: can only promote a learner member which is in sync with leader")
+        }
+        Error::TooManyLearners => (FailedPrecondition, "etcdserver: too many learner members in cluster"),
+        Error::TooManyMembers => (ResourceExhausted, "etcdserver: too many members in cluster"),
+        Error::NotForLearner => (FailedPrecondition, "etcdserver: rpc not supported for learner"),
         Error::Stopped => (Unavailable, "etcdserver: server stopped"),
         Error::Timeout => (Unavailable, "etcdserver: request timed out"),
     }
@@ -130,6 +146,24 @@ mod tests {
         (Refusal::Replica(Error::TooManyRequests), 2, "etcdserver: too many requests"),
         (Refusal::Replica(Error::NoLeader), 14, "etcdserver: no leader"),
         (Refusal::Replica(Error::LeaderChanged), 14, "etcdserver: leader changed"),
+        (Refusal::Replica(Error::MemberNotFound), 5, "etcdserver: member not found"),
+        (Refusal::Replica(Error::MemberExists), 9, "etcdserver: member ID already exist"),
+        (Refusal::Replica(Error::PeerUrlExists), 9, "etcdserver: Peer URLs already exists"),
+        (Refusal::Replica(Error::BadMemberUrls), 3, "etcdserver: given member URLs are invalid"),
+        (
+            Refusal::Replica(Error::NotEnoughStarted),
+            2,
+            "etcdserver: re-configuration failed due to not enough started members",
+        ),
+        (Refusal::Replica(Error::Unhealthy), 14, "etcdserver: unhealthy cluster"),
+        (Refusal::Replica(Error::MemberNotLearner), 9, "etcdserver: can only promote a learner member"),
+        (
+            Refusal::Replica(Error::LearnerNotReady),
+            9,
+            "etcdserver: can only promote a learner member which is in sync with leader",
+        ),
+        (Refusal::Replica(Error::TooManyLearners), 9, "etcdserver: too many learner members in cluster"),
+        (Refusal::Replica(Error::NotForLearner), 9, "etcdserver: rpc not supported for learner"),
         (Refusal::Replica(Error::Stopped), 14, "etcdserver: server stopped"),
         (Refusal::Replica(Error::Timeout), 14, "etcdserver: request timed out"),
         (Refusal::InvalidClientApiVersion, 3, "etcdserver: invalid client api version"),

@@ -22,8 +22,8 @@ const SERVICES: &[ServiceMethods] = &[
     },
     ServiceMethods {
         name: "etcdserverpb.Cluster",
-        served: &["MemberList"],
-        not_yet: &["MemberAdd", "MemberRemove", "MemberUpdate", "MemberPromote"],
+        served: &["MemberAdd", "MemberRemove", "MemberUpdate", "MemberList", "MemberPromote"],
+        not_yet: &[],
     },
     ServiceMethods {
         name: "etcdserverpb.Maintenance",
@@ -96,6 +96,14 @@ pub fn unserved(path: &str) -> Option<Unserved<'_>> {
         Some(name) => Unserved::NotYet(name),
         None => Unserved::UnknownMethod { service, method },
     })
+}
+
+/// Whether a member without a vote serves a method. Of ranges it serves those that need no quorum, which they say
+/// themselves.
+pub fn is_for_learners(path: &str) -> bool {
+    const SERVED: [&str; 3] =
+        ["/etcdserverpb.KV/Range", "/etcdserverpb.Maintenance/Status", "/etcdserverpb.Maintenance/Snapshot"];
+    SERVED.contains(&path) || path.starts_with("/garboard.v1.Diagnostics/")
 }
 
 #[cfg(test)]

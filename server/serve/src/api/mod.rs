@@ -105,6 +105,9 @@ impl Routes {
         if let Some(unserved) = methods::unserved(path) {
             return refuse(&unserved.status());
         }
+        if self.core.members().is_learner() && !methods::is_for_learners(path) {
+            return refuse(&status(Error::NotForLearner));
+        }
         let Some(guard) = self.core.begin_call() else { return refuse(&status(Error::TooManyRequests)) };
         let deadline = match call::timeout(&head.headers) {
             Ok(timeout) => timeout.map(|timeout| self.core.now().saturating_add(timeout)),
@@ -145,6 +148,10 @@ where
             let answers = lease::keep_alive(service, call.into_requests());
             respond(GrpcBody::Stream(answers.boxed_local()))
         }
+        "/etcdserverpb.Cluster/MemberAdd" => call.unary(|request| cluster::member_add(service, request)).await,
+        "/etcdserverpb.Cluster/MemberRemove" => call.unary(|request| cluster::member_remove(service, request)).await,
+        "/etcdserverpb.Cluster/MemberUpdate" => call.unary(|request| cluster::member_update(service, request)).await,
+        "/etcdserverpb.Cluster/MemberPromote" => call.unary(|request| cluster::member_promote(service, request)).await,
         "/etcdserverpb.Cluster/MemberList" => call.unary(|request| cluster::member_list(service, request)).await,
         "/etcdserverpb.Maintenance/Status" => call.unary(|request| maintenance::member_status(service, request)).await,
         "/etcdserverpb.Maintenance/Alarm" => call.unary(|request| maintenance::alarm(service, request)).await,

@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use bytes::Bytes;
 use futures::{StreamExt, future, stream};
 use garboard_proto::etcdserverpb as pb;
+use garboard_replica::Error;
 use garboard_replica::read::Budget;
 use garboard_replica::read::Progress;
 use garboard_replica::read::limits::SCAN_HEAD_BYTES;
@@ -31,6 +32,9 @@ use crate::limits::{
 
 /// Answers a read with one message, whatever its size.
 pub async fn range(service: Service, request: pb::RangeRequest) -> Result<GrpcBody, Status> {
+    if service.core.members().is_learner() && !request.serializable {
+        return Err(status(Error::NotForLearner));
+    }
     let range = convert::range(request).map_err(status)?;
     if !range.serializable {
         service.read_index().await?;

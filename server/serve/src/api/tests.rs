@@ -15,6 +15,7 @@ use garboard_proto::etcdserverpb as pb;
 use garboard_proto::health::{HealthCheckRequest, HealthCheckResponse};
 use garboard_replica::Error;
 use garboard_replica::envelope::{self, Envelope};
+use garboard_replica::members::{MemberRecord, Members};
 use garboard_replica::request::{Alarm, AlarmKind, Command, Outcome, Put, Reply};
 use garboard_storage::{Applied, Index, IndexConfig, IndexSize, NoFile, Revision};
 use http_body::Frame;
@@ -25,7 +26,7 @@ use tower::Service as _;
 
 use super::*;
 use crate::connection::Connection;
-use crate::core::{BlockingWork, Edge, Identity, LocalFuture, Outbound, RequestLimits, Shared};
+use crate::core::{BlockingWork, Edge, Identity, LocalFuture, Outbound, RequestLimits, Shared, SharedMembers};
 use crate::stages::ReplyTimes;
 
 /// The path of a method.
@@ -39,6 +40,10 @@ struct StillEdge;
 impl Edge for StillEdge {
     fn now(&self) -> Duration {
         Duration::ZERO
+    }
+
+    fn unix_seconds(&self) -> u64 {
+        1_700_000_000
     }
 
     fn sleep(&self, _: Duration) -> LocalFuture<()> {
@@ -73,13 +78,7 @@ impl Server {
         let file = NoFile::new(1 << 30).expect("addresses are plenty");
         let index = Index::create(IndexConfig::new(1, 1), Arc::new(file));
         let shared = Shared {
-            identity: Identity {
-                cluster_id: 0xc1,
-                member_id: 0x1234,
-                name: "m".into(),
-                peer_urls: vec!["http://localhost:2380".into()],
-                client_urls: vec!["http://localhost:2379".into()],
-            },
+            identity: Identity { cluster_id: 0xc1, member_id: 0x1234 },
             limits: RequestLimits {
                 max_request_bytes: 1_572_864,
                 max_txn_ops: 3,
@@ -91,6 +90,7 @@ impl Server {
             },
             raft_term: AtomicU64::new(2),
             traffic: crate::pace::HomeTraffic::default(),
+            members: SharedMembers::default(),
             stopping: AtomicBool::new(false),
             replies: vec![ReplyTimes::default()],
         };
@@ -134,6 +134,7 @@ impl Server {
             envelope::Request::Status => envelope::Response::Status(figures()),
             envelope::Request::Defragment => envelope::Response::Defragment,
             envelope::Request::KeptHash { .. } => envelope::Response::KeptHash(None),
+            envelope::Request::Member { .. } => return Err(Error::MemberNotFound),
             envelope::Request::Stages => envelope::Response::Stages(Box::default()),
             envelope::Request::Checkpoint => envelope::Response::Checkpoint { published_index: 9, saved_index: 8 },
         })
@@ -518,6 +519,14 @@ fn the_hash_of_a_history_is_bounded_by_it() {
 #[test]
 fn the_member_list_has_this_member_and_no_revision() {
     let server = Server::new();
+    let record = MemberRecord {
+        id: 0x1234,
+        name: "m".into(),
+        peer_urls: vec!["http://localhost:2380".into()],
+        client_urls: vec!["http://localhost:2379".into()],
+        is_learner: false,
+    };
+    server.core.members().set(Arc::new(Members::founding([record])), 0x1234);
     let request = pb::MemberListRequest { linearizable: true };
     let list: pb::MemberListResponse = server.ask("/etcdserverpb.Cluster/MemberList", &request);
     assert_eq!(list.header, header(0));

@@ -53,6 +53,9 @@ pub(super) const USED: &[Flag] = &[
     used("initial-cluster", "the members of a new cluster: name=url,name=url"),
     used("initial-cluster-token", "tells clusters with the same URLs apart"),
     used("initial-cluster-state", "new or existing"),
+    switch("force-new-cluster", "make this member, with the data it has, the only one of its cluster"),
+    switch("strict-reconfig-check", "refuse changes of members that could lose the quorum; on unless false"),
+    used("max-learners", "most members without a vote"),
     used("snapshot-count", "commands between checkpoints"),
     used("quota-backend-bytes", "refuse writes beyond this size; 0: 2 GiB, negative: no quota"),
     used("max-txn-ops", "most operations in a transaction"),
@@ -104,7 +107,6 @@ const IGNORED: &[&str] = &[
     "log-outputs",
     "log-rotation-config-json",
     "logger",
-    "max-learners",
     "max-result-buffer",
     "max-retry-attempts",
     "max-snapshots",
@@ -136,7 +138,6 @@ const IGNORED_SWITCHES: &[&str] = &[
     "pre-vote",
     "socket-reuse-address",
     "socket-reuse-port",
-    "strict-reconfig-check",
     "unsafe-no-fsync",
 ];
 
@@ -184,7 +185,6 @@ const MISSING_SWITCHES: &[&str] = &[
     "client-cert-auth",
     "discovery-insecure-skip-tls-verify",
     "discovery-insecure-transport",
-    "force-new-cluster",
     "peer-auto-tls",
     "peer-client-cert-auth",
     "peer-skip-client-san-verification",

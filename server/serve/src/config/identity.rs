@@ -16,6 +16,19 @@ pub fn member_id(peer_urls: &[Url], token: &str) -> u64 {
     first_eight_bytes(hash)
 }
 
+/// The id of a member that is added to a running cluster: from its peer URLs and the time, in seconds since 1970, so that
+/// one that was removed and comes back to its address is another member.
+pub fn added_member_id(peer_urls: &[String], unix_seconds: u64) -> u64 {
+    let mut urls: Vec<&str> = peer_urls.iter().map(String::as_str).collect();
+    urls.sort_unstable();
+    let mut hash = Sha1::new();
+    for url in urls {
+        hash.update(url.as_bytes());
+    }
+    hash.update(unix_seconds.to_string().as_bytes());
+    first_eight_bytes(hash)
+}
+
 /// The id of a cluster: from its first members' ids.
 pub fn cluster_id(member_ids: impl IntoIterator<Item = u64>) -> u64 {
     let mut ids: Vec<u64> = member_ids.into_iter().collect();

@@ -17,7 +17,8 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use flags::{Source, Values};
-pub use identity::{cluster_id, member_id};
+use garboard_replica::limits::MEMBERS_MAX;
+pub use identity::{added_member_id, cluster_id, member_id};
 pub use url::{ListenAddress, Scheme, Url, UrlError};
 pub use version::{ETCD_VERSION, GARBOARD_VERSION, STORAGE_VERSION, version_text};
 
@@ -29,6 +30,8 @@ pub const DEFAULT_MAX_REQUEST_BYTES: usize = 1_536 * 1024;
 pub const DEFAULT_MAX_TXN_OPS: usize = 128;
 /// Default of `--snapshot-count`.
 pub const DEFAULT_SNAPSHOT_COUNT: u64 = 10_000;
+/// Default of `--max-learners`.
+pub const DEFAULT_MAX_LEARNERS: usize = 1;
 /// The quota when none is given.
 pub const DEFAULT_QUOTA_BYTES: u64 = 2 * 1024 * 1024 * 1024;
 /// Smallest value of `--checkpoint-bytes`: below it every few commits would rewrite the index's upper pages.
@@ -102,6 +105,12 @@ pub struct Config {
     pub listen_peer: Vec<SocketAddr>,
     /// The cluster as it starts.
     pub cluster: InitialCluster,
+    /// Whether this member, with the data it has, becomes the only one.
+    pub force_new_cluster: bool,
+    /// Whether changes of the members that could lose the quorum are refused.
+    pub strict_reconfig: bool,
+    /// Most members without a vote.
+    pub max_learners: usize,
     /// Accepted for the manifests that set it; checkpoints follow the bytes that have changed.
     pub snapshot_count: u64,
     /// The size beyond which writes are refused; nothing: no quota.
@@ -154,6 +163,8 @@ pub struct InitialCluster {
     pub local: usize,
     /// The cluster's id.
     pub cluster_id: u64,
+    /// Why no cluster can be founded on this; where there is data, or a cluster to join, it does not matter.
+    pub unfit: Option<ConfigError>,
 }
 
 impl InitialCluster {
@@ -328,6 +339,9 @@ pub enum ConfigError {
     /// Two members can't be told apart.
     #[error("members {0} and {1} of --initial-cluster have the same peer URLs")]
     SameMember(String, String),
+    /// A URL stands twice, or there are far too many members.
+    #[error("initial cluster {0} has duplicate url")]
+    DuplicateUrl(String),
     /// The timers do not fit each other.
     #[error(
         "--election-timeout[{election_ms}ms] should be at least as 5 times as --heartbeat-interval[{heartbeat_ms}ms]"
@@ -402,6 +416,9 @@ fn build(personality: Personality, values: &Values, warnings: &mut Vec<Warning>)
         advertise_client_urls: advertised_client_urls(personality, values)?,
         listen_peer: values.listen_peer()?,
         cluster: initial_cluster(&name, values, warnings)?,
+        force_new_cluster: values.boolean("force-new-cluster")?,
+        strict_reconfig: values.get("strict-reconfig-check").is_none() || values.boolean("strict-reconfig-check")?,
+        max_learners: values.number("max-learners", DEFAULT_MAX_LEARNERS, 1, MEMBERS_MAX)?,
         snapshot_count: values.number("snapshot-count", DEFAULT_SNAPSHOT_COUNT, 1, u64::MAX)?,
         quota_bytes: quota(values)?,
         max_txn_ops: values.number("max-txn-ops", DEFAULT_MAX_TXN_OPS, 1, usize::from(u16::MAX))?,
@@ -461,9 +478,10 @@ fn initial_cluster(name: &str, values: &Values, warnings: &mut Vec<Warning>) -> 
     }
     let local = members.iter().position(|member| member.name == name);
     let local = local.ok_or_else(|| ConfigError::NotInCluster(name.to_owned()))?;
-    compare_advertised(&members[local].peer_urls, &advertised, warnings)?;
+    let unfit = compare_advertised(&members[local].peer_urls, &advertised, warnings).err();
+    check_duplicate_urls(&members)?;
     let cluster_id = cluster_id(members.iter().map(|member| member.id));
-    Ok(InitialCluster { token, state: cluster_state(values)?, members, local, cluster_id })
+    Ok(InitialCluster { token, state: cluster_state(values)?, members, local, cluster_id, unfit })
 }
 
 /// Reads `name=url,name=url`; a name may come several times with a URL each.
@@ -482,6 +500,18 @@ fn cluster_members(text: &str) -> Result<Vec<InitialMember>, String> {
         member.peer_urls.sort();
     }
     Ok(members)
+}
+
+fn check_duplicate_urls(members: &[InitialMember]) -> Result<(), ConfigError> {
+    let mut urls: Vec<&Url> = members.iter().flat_map(|member| &member.peer_urls).collect();
+    let count = urls.len();
+    urls.sort_unstable();
+    urls.dedup();
+    if urls.len() == count && members.len() <= MEMBERS_MAX {
+        return Ok(());
+    }
+    let pairs = members.iter().flat_map(|member| member.peer_urls.iter().map(|url| format!("{}={url}", member.name)));
+    Err(ConfigError::DuplicateUrl(pairs.collect::<Vec<_>>().join(",")))
 }
 
 /// The member must be in the cluster under the URLs it advertises. Names may stand for addresses, which only a resolver

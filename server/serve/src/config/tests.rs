@@ -235,12 +235,16 @@ fn a_cluster_that_does_not_fit_its_member_is_refused() {
     );
     let differs =
         ["--name=a", "--initial-advertise-peer-urls=http://10.0.0.9:2380", "--initial-cluster=a=http://10.0.0.1:2380"];
-    assert!(refused(&differs).0.contains("make them the same"));
+    // It counts only where a cluster is founded.
+    let unfit = serve(&differs).0.cluster.unfit.unwrap();
+    assert!(unfit.to_string().contains("make them the same"));
     let by_name =
         ["--name=a", "--initial-advertise-peer-urls=http://host:2380", "--initial-cluster=a=http://10.0.0.1:2380"];
     assert!(matches!(serve(&by_name).1[..], [Warning::AdvertisedDiffers { .. }]));
     let same = ["--name=a", "--initial-cluster=a=http://localhost:2380,b=http://localhost:2380"];
     assert_eq!(refused(&same).0, "members a and b of --initial-cluster have the same peer URLs");
+    let twice = ["--name=a", "--initial-cluster=a=http://h:1,a=http://h:2,b=http://h:2"];
+    assert_eq!(refused(&twice).0, "initial cluster a=http://h:1,a=http://h:2,b=http://h:2 has duplicate url");
     assert!(refused(&["--initial-cluster=a"]).0.contains("expected name=url instead of \"a\""));
     assert!(refused(&["--initial-cluster-state=old"]).0.contains("expected new or existing"));
 }

@@ -61,24 +61,6 @@ pub enum DataDirError {
         /// The version it names.
         found: u32,
     },
-    /// It belongs to another member or cluster.
-    #[error(
-        "{path} belongs to member {found_member:016x} of cluster {found_cluster:016x}, but the flags make this member \
-         {member:016x} of cluster {cluster:016x}; give the --name, --initial-advertise-peer-urls, --initial-cluster and \
-         --initial-cluster-token it was made with, or another --data-dir"
-    )]
-    OtherMember {
-        /// The identity file.
-        path: PathBuf,
-        /// The member it names.
-        found_member: u64,
-        /// The cluster it names.
-        found_cluster: u64,
-        /// The member the flags make.
-        member: u64,
-        /// The cluster the flags make.
-        cluster: u64,
-    },
     /// The identity file is damaged.
     #[error("{0} is damaged; restore it from a copy of this directory, or restore the member from a snapshot")]
     DamagedIdentity(PathBuf),
@@ -161,23 +143,6 @@ impl DataDir {
             Err(source) => return Err(failed("reading", &path, source)),
         };
         decode_identity(&text, &path).map(Some)
-    }
-
-    /// Checks that the directory is this member's.
-    ///
-    /// # Errors
-    /// [`DataDirError::OtherMember`].
-    pub fn check_owner(&self, found: &Ownership, cluster_id: u64, member_id: u64) -> Result<(), DataDirError> {
-        if found.cluster_id == cluster_id && found.member_id == member_id {
-            return Ok(());
-        }
-        Err(DataDirError::OtherMember {
-            path: self.identity_path(),
-            found_member: found.member_id,
-            found_cluster: found.cluster_id,
-            member: member_id,
-            cluster: cluster_id,
-        })
     }
 
     /// Writes the identity file, durably.

@@ -28,6 +28,10 @@ impl Edge for CoreEdge {
         self.started.elapsed()
     }
 
+    fn unix_seconds(&self) -> u64 {
+        std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs())
+    }
+
     fn sleep(&self, duration: Duration) -> LocalFuture<()> {
         Box::pin(garboard_executor::sleep(duration))
     }

@@ -15,6 +15,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use garboard_replica::member::{Effect, Fatal, Member};
+use garboard_replica::members::Members;
 use garboard_replica::request::KeyspaceId;
 use garboard_storage::{IndexIo, IoFailure, IoId, IoOp, PageId};
 use garboard_wal::{DiskError, LogFailure, OpId};
@@ -28,6 +29,7 @@ use super::peers::{PeerEvent, Peers};
 use super::scrub::Scrub;
 use super::start::StartError;
 use crate::canary::{self, Canary};
+use crate::config::Url;
 use crate::core::{Core, Edge, LocalFuture, Outbound, Shared};
 
 /// How long the checkpoint's writer rests after each write, so that the log's writes find the device free.
@@ -35,6 +37,8 @@ const PACE_REST: Duration = Duration::from_millis(1);
 
 /// A start without a leader serves what needs none after this time.
 const SERVE_WITHOUT_LEADER_AFTER: Duration = Duration::from_secs(5);
+/// How long a member that was removed goes on before it ends, as etcd does.
+const LEAVE_DELAY: Duration = Duration::from_secs(1);
 
 /// What tasks bring back to the loop.
 enum Completion {
@@ -113,13 +117,17 @@ pub struct Home {
 }
 
 impl Home {
-    /// Runs until the server stops; what was under way then is durable or was never acknowledged. `serve` is called once
-    /// the member can serve.
+    /// Runs until the server stops; what was under way then is durable or was never acknowledged. `keep` is called once
+    /// the member's log holds what others will count on, before they hear of it, and `serve` once the member can serve.
     ///
     /// # Errors
-    /// What `serve` answers.
-    pub async fn run(mut self, serve: impl FnOnce() -> Result<(), StartError>) -> Result<(), StartError> {
-        let mut serve = Some(serve);
+    /// What `keep` or `serve` answers.
+    pub async fn run(
+        mut self,
+        keep: impl FnOnce() -> Result<(), StartError>,
+        serve: impl FnOnce() -> Result<(), StartError>,
+    ) -> Result<(), StartError> {
+        let (mut keep, mut serve) = (Some(keep), Some(serve));
         let index_queue = IndexQueue::default();
         let writer = write_index(index_queue.clone(), self.index_file.clone(), self.inbox.clone(), self.edge.clone());
         garboard_executor::spawn(writer);
@@ -130,6 +138,11 @@ impl Home {
         loop {
             let now = self.edge.now();
             self.take_completions(now);
+            if self.member.holds_promises()
+                && let Some(keep) = keep.take()
+            {
+                keep()?;
+            }
             self.hear_peers(now);
             let held_back = self.outgoing.iter().any(Outgoing::is_full);
             if !held_back {
@@ -185,7 +198,7 @@ impl Home {
 
     /// Whether clients are served: once there is a leader, or after a while without one, for what needs none.
     fn can_serve(&self, now: Duration) -> bool {
-        self.member.is_ready() || now >= SERVE_WITHOUT_LEADER_AFTER || self.member.status().leader != 0
+        self.member.may_serve() || (now >= SERVE_WITHOUT_LEADER_AFTER && self.member.is_settled())
     }
 
     /// Takes what the peers have sent, and does what is due with them.
@@ -265,6 +278,8 @@ impl Home {
                     }
                     self.core.handle_events(&events);
                 }
+                Effect::Members(members) => self.set_members(members),
+                Effect::Removed => self.leave(),
                 Effect::Answer { ticket, result } => {
                     let published = self.member.answered_from();
                     if ticket.core == 0 {
@@ -277,6 +292,28 @@ impl Home {
                 }
             }
         }
+    }
+
+    /// These are the members from now on, for the links and for every core.
+    fn set_members(&mut self, members: Arc<Members>) {
+        let removed: Vec<u64> = members.removed().collect();
+        let others = members.iter().map(|member| {
+            let urls = member.peer_urls.iter().filter_map(|url| Url::parse(url).ok()).collect();
+            (member.id, member.name.as_str(), urls)
+        });
+        self.peers.set_members(self.edge.now(), others, &removed);
+        self.shared.members.set(members, self.shared.identity.member_id);
+    }
+
+    /// The member was removed: it ends, once its answers and messages had their time to leave.
+    fn leave(&self) {
+        tracing::error!("the member has been permanently removed from the cluster; its data directory must be removed");
+        let (shared, inbox) = (self.shared.clone(), self.inbox.clone());
+        spawn(async move {
+            garboard_executor::sleep(LEAVE_DELAY).await;
+            shared.stopping.store(true, Ordering::Relaxed);
+            inbox.ring();
+        });
     }
 
     fn log_effect(&mut self, effect: garboard_wal::Effect) {

@@ -9,6 +9,7 @@ mod corked;
 pub mod data_dir;
 mod edge;
 mod files;
+mod founding;
 mod home;
 mod index_file;
 mod interrupts;
@@ -17,6 +18,7 @@ mod log_reader;
 mod memory;
 mod mesh;
 mod net;
+mod peer_client;
 mod peer_keys;
 mod peer_log;
 mod peers;
@@ -44,14 +46,15 @@ use garboard_storage::Reader;
 use self::data_dir::DataDir;
 use self::edge::CoreEdge;
 pub use self::edge::with_sources;
+use self::founding::Standing;
 use self::home::{Home, Inbox};
 use self::mesh::{Answers, Lane, Outgoing, ToCore, ToHome};
 use self::net::{Accepted, ConnectionConfig, CoreLoad, Listener};
 use self::peers::{PeerSockets, Peers};
 pub use self::salvage::{Salvage, salvage};
 pub use self::start::StartError;
-use crate::config::{Config, GARBOARD_VERSION, ListenAddress, Url};
-use crate::core::{Core, Edge, Identity, RequestLimits, Shared};
+use crate::config::{Config, GARBOARD_VERSION, ListenAddress};
+use crate::core::{Core, Edge, Identity, RequestLimits, Shared, SharedMembers};
 use crate::limits::{
     ANSWER_BYTES_PER_CORE, BUDGET_BYTES_MIN, BUDGET_SHARE_OF_MEMORY, PENDING_REQUESTS_MAX, REQUEST_BYTES_PER_CORE,
     STREAMS_PER_CONNECTION_MAX, TICK,
@@ -77,6 +80,7 @@ pub fn run(config: Config) -> Result<(), StartError> {
     }
     let listeners = bind_all(&config)?;
     let peers = peers::bind(&config)?;
+    let standing = founding::resolve(&dir, &config)?;
     let mut cpus = cores::usable(config.cores.map(|cores| usize::from(cores.get())));
     // While the home core waits for its write, nothing of ours is in the way of the interrupt that ends it.
     let home = interrupts::processor(dir.wal_path());
@@ -84,11 +88,12 @@ pub fn run(config: Config) -> Result<(), StartError> {
     tracing::info!(version = GARBOARD_VERSION, "starting on processors {cpus:?}, the first is the keyspace's home");
 
     raise_descriptor_limit();
-    let shared = Arc::new(shared(&config, memory::usable_bytes().unwrap_or(u64::MAX), cpus.len()));
+    let shared = Arc::new(shared(&config, &standing, memory::usable_bytes().unwrap_or(u64::MAX), cpus.len()));
     let stop = shared.clone();
     let server = Server {
         config,
         dir,
+        standing,
         shared,
         loads: Arc::new(cpus.iter().map(|_| CoreLoad::default()).collect()),
         started: Instant::now(),
@@ -118,16 +123,9 @@ fn budget_per_core(default: usize, memory_bytes: u64, cores: usize) -> usize {
     share.clamp(BUDGET_BYTES_MIN, default)
 }
 
-fn shared(config: &Config, memory_bytes: u64, cores: usize) -> Shared {
-    let local = config.cluster.local();
+fn shared(config: &Config, standing: &Standing, memory_bytes: u64, cores: usize) -> Shared {
     Shared {
-        identity: Identity {
-            cluster_id: config.cluster.cluster_id,
-            member_id: local.id,
-            name: config.name.clone(),
-            peer_urls: local.peer_urls.iter().map(ToString::to_string).collect(),
-            client_urls: config.advertise_client_urls.iter().map(ToString::to_string).collect(),
-        },
+        identity: Identity { cluster_id: standing.cluster_id, member_id: standing.member_id },
         limits: RequestLimits {
             max_request_bytes: config.max_request_bytes,
             max_txn_ops: config.max_txn_ops,
@@ -139,6 +137,7 @@ fn shared(config: &Config, memory_bytes: u64, cores: usize) -> Shared {
         },
         raft_term: AtomicU64::new(0),
         traffic: HomeTraffic::default(),
+        members: SharedMembers::default(),
         stopping: AtomicBool::new(false),
         replies: (0..cores).map(|_| ReplyTimes::default()).collect(),
     }
@@ -170,6 +169,7 @@ fn listening_failed(address: &ListenAddress, source: io::Error) -> StartError {
 struct Server {
     config: Config,
     dir: DataDir,
+    standing: Standing,
     shared: Arc<Shared>,
     loads: Arc<Vec<CoreLoad>>,
     started: Instant,
@@ -229,10 +229,10 @@ async fn home_core(
     peers: PeerSockets,
     opened: mpsc::Sender<Reader>,
 ) -> Result<(), StartError> {
-    let Server { config, dir, shared, loads, started } = server;
+    let Server { config, dir, standing, shared, loads, started } = server;
     let edge = Rc::new(CoreEdge::new(started));
     let connections = connection_config(&config, started);
-    let member = start::open_member(&dir, &config, edge.now()).await?;
+    let member = start::open_member(&dir, &config, &standing, edge.now()).await?;
     let reader = member.member.reader();
     let core = Core::new(0, shared.clone(), edge.clone(), reader.clone());
     // The others start only now: until the member is open there is nothing to serve.
@@ -240,8 +240,7 @@ async fn home_core(
     drop(opened);
 
     let inbox = Inbox::default();
-    let mut peers = Peers::new(peers, &dir, &config, started, inbox.clone())?;
-    peers.set_members(edge.now(), initial_members(&config), &[]);
+    let peers = Peers::new(peers, &dir, &config, &standing, started, inbox.clone())?;
     let mut outgoing = vec![Outgoing::default()];
     for (to_core, mut from_core) in ends {
         let queue = Outgoing::default();
@@ -270,8 +269,8 @@ async fn home_core(
         outgoing: outgoing.clone(),
         edge,
     };
-    home.run(|| {
-        start::mark_ready(&dir, &config)?;
+    let keep = || start::mark_ready(&dir, &standing);
+    home.run(keep, || {
         for (listener, address) in listeners.into_iter().zip(&config.listen_client) {
             let listener = net::listen(listener).map_err(|source| listening_failed(address, source))?;
             let place = placement(core.clone(), loads.clone(), outgoing.clone(), connections);
@@ -283,11 +282,6 @@ async fn home_core(
         Ok(())
     })
     .await
-}
-
-/// The members that the flags name.
-fn initial_members(config: &Config) -> impl Iterator<Item = (u64, &str, Vec<Url>)> {
-    config.cluster.members.iter().map(|member| (member.id, member.name.as_str(), member.peer_urls.clone()))
 }
 
 /// Brings connections to the cores chosen for them.

@@ -23,6 +23,7 @@ use quinn_udp::{RecvMeta, UdpSockRef, UdpSocketState};
 use socket2::{Domain, Protocol, Type};
 
 use super::data_dir::DataDir;
+use super::founding::Standing;
 use super::home::Inbox;
 use super::net::patiently;
 use super::peer_keys::{self, PeerKey};
@@ -158,10 +159,11 @@ impl Peers {
         sockets: PeerSockets,
         dir: &DataDir,
         config: &Config,
+        standing: &Standing,
         epoch: Instant,
         inbox: Inbox,
     ) -> Result<Peers, StartError> {
-        let links = links_config(dir, config, epoch)?;
+        let links = links_config(dir, config, standing, epoch)?;
         let known = match &links.trust {
             Trust::FirstContact(pins) => pins.clone(),
             Trust::Authority => BTreeMap::new(),
@@ -408,7 +410,12 @@ fn resolve(urls: &[Url]) -> Vec<Address> {
     found
 }
 
-fn links_config(dir: &DataDir, config: &Config, epoch: Instant) -> Result<LinksConfig, StartError> {
+fn links_config(
+    dir: &DataDir,
+    config: &Config,
+    standing: &Standing,
+    epoch: Instant,
+) -> Result<LinksConfig, StartError> {
     let random = || random_id().map(u128::to_le_bytes);
     let setting = |error: &dyn std::error::Error| StartError::Setting(super::edge::with_sources(error));
     let joined = |first: [u8; 16], second: [u8; 16]| {
@@ -421,7 +428,7 @@ fn links_config(dir: &DataDir, config: &Config, epoch: Instant) -> Result<LinksC
     let security = tls::with_own_key(&key.own, &key.reset_secret).map_err(|error| setting(&error))?;
     let pins = peer_keys::load_pins(&dir.peer_pins_path()).map_err(|error| setting(&error))?;
     let boot = random()?.first_chunk().copied().map(u64::from_le_bytes).expect("sixteen bytes hold eight");
-    let (member_id, cluster_id) = (config.cluster.local().id, config.cluster.cluster_id);
+    let (member_id, cluster_id) = (standing.member_id, standing.cluster_id);
     Ok(LinksConfig {
         boot,
         seed: joined(random()?, random()?),

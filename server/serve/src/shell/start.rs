@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use garboard_replica::auto_compaction::AutoCompaction;
 use garboard_replica::member::{self, Member, MemberConfig, RecoveredState};
+use garboard_replica::members::Attributes;
 use garboard_replica::raft::Membership;
 use garboard_replica::request::KeyspaceId;
 use garboard_storage::{Index, IndexConfig, MappedFile, OpenError, OpenFacts, PageFile, limits};
@@ -13,11 +14,12 @@ use garboard_wal::{Anchor, Log, LogConfig, MetaFacts, Recovery, RecoveryError, S
 
 use super::bus_error;
 use super::data_dir::{DataDir, DataDirError, Ownership, Stage};
+use super::founding::{Origin, Standing};
 use super::index_file::IndexFile;
 use super::log_files::LogFiles;
 use super::log_reader;
 use super::memory;
-use crate::config::{self, Config};
+use crate::config::{self, Config, Url};
 
 /// Why a server does not start.
 #[derive(Debug, thiserror::Error)]
@@ -59,6 +61,12 @@ pub enum StartError {
         /// Why.
         source: member::OpenError,
     },
+    /// The member is no longer one.
+    #[error(
+        "the member has been permanently removed from the cluster; the data directory {0} must be removed, and the \
+         member added anew, before it can join again"
+    )]
+    Removed(String),
     /// A setting does not fit.
     #[error("{0}")]
     Setting(String),
@@ -81,22 +89,25 @@ pub struct Opened {
 ///
 /// # Errors
 /// See [`StartError`]; nothing on disk was changed then.
-pub async fn open_member(dir: &DataDir, config: &Config, now: Duration) -> Result<Opened, StartError> {
-    let (cluster_id, member_id) = (config.cluster.cluster_id, config.cluster.local().id);
-    let member_config = member_config(config)?;
-    let index_config = index_config(config);
+pub async fn open_member(
+    dir: &DataDir,
+    config: &Config,
+    standing: &Standing,
+    now: Duration,
+) -> Result<Opened, StartError> {
+    let Standing { cluster_id, member_id, .. } = *standing;
+    let member_config = member_config(config, standing)?;
+    let index_config = index_config(config, standing);
     let log_files = LogFiles::new(dir.wal_path().to_path_buf());
-    let creating = Ownership { cluster_id, member_id, stage: Stage::Creating };
-    match dir.ownership()? {
-        Some(owner) => {
-            dir.check_owner(&owner, cluster_id, member_id)?;
-            if owner.stage == Stage::Ready {
-                return reopen(dir, index_config, member_config, log_files, now).await;
-            }
-            dir.remove_unfinished()?;
+    if standing.origin == Origin::Data {
+        let opened = reopen(dir, index_config, member_config, log_files, now).await?;
+        if opened.member.members().is_removed(member_id) {
+            return Err(StartError::Removed(config.data_dir.display().to_string()));
         }
-        None => dir.set_ownership(&creating)?,
+        return Ok(opened);
     }
+    dir.remove_unfinished()?;
+    dir.set_ownership(&Ownership { cluster_id, member_id, stage: Stage::Creating })?;
     let path = dir.index_path();
     let index_file = IndexFile::create(&path).map_err(|source| failed("creating", &path, source))?;
     let index = Index::create(index_config, map(&index_file)?);
@@ -110,8 +121,8 @@ pub async fn open_member(dir: &DataDir, config: &Config, now: Duration) -> Resul
 ///
 /// # Errors
 /// What the file system answers.
-pub fn mark_ready(dir: &DataDir, config: &Config) -> Result<(), StartError> {
-    let (cluster_id, member_id) = (config.cluster.cluster_id, config.cluster.local().id);
+pub fn mark_ready(dir: &DataDir, standing: &Standing) -> Result<(), StartError> {
+    let Standing { cluster_id, member_id, .. } = *standing;
     let ready = Ownership { cluster_id, member_id, stage: Stage::Ready };
     // A directory that has served needs no write, for which a full disk would have no room.
     if dir.ownership()? == Some(ready) {
@@ -204,8 +215,26 @@ fn failed(action: &'static str, path: &std::path::Path, source: io::Error) -> St
     StartError::File { action, path: path.display().to_string(), source }
 }
 
-fn member_config(config: &Config) -> Result<MemberConfig, StartError> {
-    let member_id = config.cluster.local().id;
+fn member_config(config: &Config, standing: &Standing) -> Result<MemberConfig, StartError> {
+    let member_id = standing.member_id;
+    let records = match &standing.origin {
+        Origin::Founding(records) => records.clone(),
+        // What the data says counts, or what the others will say.
+        Origin::Data | Origin::Joining => Vec::new(),
+    };
+    let initial_members = match &standing.origin {
+        // A directory of which not even the first meta page names the members.
+        Origin::Data => Membership::single(member_id),
+        Origin::Founding(_) | Origin::Joining => {
+            Membership { voters: records.iter().map(|record| record.id).collect(), learners: Vec::new() }
+        }
+    };
+    let texts = |urls: &[Url]| urls.iter().map(ToString::to_string).collect();
+    let attributes = Attributes {
+        name: config.name.clone(),
+        client_urls: texts(&config.advertise_client_urls),
+        peer_urls: texts(&config.cluster.local().peer_urls),
+    };
     let random = random_id()?.to_le_bytes();
     let (boot, seed) = random.split_at(8);
     let number = |bytes: &[u8]| bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
@@ -213,10 +242,12 @@ fn member_config(config: &Config) -> Result<MemberConfig, StartError> {
         keyspace: KeyspaceId(0),
         member_id,
         boot: number(boot),
-        initial_members: Membership {
-            voters: config.cluster.members.iter().map(|member| member.id).collect(),
-            learners: Vec::new(),
-        },
+        initial_members,
+        initial_records: records,
+        attributes: Some(attributes),
+        strict_reconfig: config.strict_reconfig,
+        learners_max: config.max_learners,
+        force_new_cluster: config.force_new_cluster && standing.origin == Origin::Data,
         election_timeout: config.election_timeout,
         heartbeat_interval: config.heartbeat_interval,
         seed: number(seed),
@@ -231,8 +262,8 @@ fn member_config(config: &Config) -> Result<MemberConfig, StartError> {
     })
 }
 
-fn index_config(config: &Config) -> IndexConfig {
-    let mut index_config = memory::index_config(config.cluster.cluster_id, config.cluster.local().id);
+fn index_config(config: &Config, standing: &Standing) -> IndexConfig {
+    let mut index_config = memory::index_config(standing.cluster_id, standing.member_id);
     if let Some(bytes) = config.checkpoint_bytes {
         index_config.checkpoint_bytes = bytes;
         // Never less than by default: it bounds what one huge transaction may change, too.

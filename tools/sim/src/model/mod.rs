@@ -233,6 +233,8 @@ impl Model {
                 let raised = self.alarms.remove(alarm);
                 Ok(Outcome::Alarm(raised.then_some(*alarm).into_iter().collect()))
             }
+            // Members have no part in what clients read.
+            Command::Member(_) => Ok(Outcome::Member),
         }
     }
 
@@ -346,7 +348,7 @@ fn txn_puts(txn: &Txn) -> bool {
 fn changes_data(command: &Command) -> bool {
     match command {
         Command::Txn(txn) => txn.success.iter().chain(&txn.failure).any(|op| !matches!(op, Operation::Range(_))),
-        Command::AlarmActivate(_) | Command::AlarmDeactivate(_) => false,
+        Command::AlarmActivate(_) | Command::AlarmDeactivate(_) | Command::Member(_) => false,
         _ => true,
     }
 }

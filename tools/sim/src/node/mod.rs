@@ -16,6 +16,7 @@ use std::time::Duration;
 use garboard_replica::envelope::{Envelope, Request, Response, Ticket};
 use garboard_replica::events::EventBatch;
 use garboard_replica::member::{Effect, Fatal, Member, MemberConfig};
+use garboard_replica::members::Members;
 use garboard_replica::raft::Membership;
 use garboard_replica::request::{Command, Context, KeyspaceId, Outcome, Principal, Reply};
 use garboard_replica::{Error, member};
@@ -117,6 +118,8 @@ pub struct Node {
     next_ticket: u64,
     /// Answers since they were last taken, in order.
     pub answers: Vec<(Ticket, Result<Response, Error>)>,
+    /// The members as the member told them last.
+    pub members: Arc<Members>,
     /// Published changes since they were last taken, in order.
     pub events: Vec<Arc<EventBatch>>,
     /// Entries that were handed to the disk since they were last taken, in order.
@@ -185,6 +188,7 @@ impl Node {
             next_pending: 0,
             next_ticket: 0,
             answers: Vec::new(),
+            members: Arc::default(),
             events: Vec::new(),
             logged: Vec::new(),
             loaded: Vec::new(),
@@ -402,6 +406,9 @@ impl Node {
                     self.last_event_revision = events.last_revision;
                     self.events.push(events);
                 }
+                Effect::Members(members) => self.members = members,
+                // Tests ask the member itself.
+                Effect::Removed => {}
                 Effect::LoadPage(page) => self.start(Pending::Page(page)),
                 Effect::Index(io) => self.start_index(io),
                 Effect::Log(effect) => self.start_log(effect),
