@@ -337,7 +337,13 @@ impl Member {
         let due = waiting.flat_map(|waiting| {
             [Some(waiting.since + MEMBER_CHANGE_WAIT_MAX), retry(waiting).filter(|_| self.has_leader())]
         });
-        let publish = (self.has_leader() && !self.is_published()).then_some(self.changes.next_publish);
+        // A leader that does not know yet what is committed takes nothing; once it does, it looks again by itself.
+        let can_publish = match self.raft.role() {
+            Role::Leader => self.is_ready(),
+            Role::Follower(leader) => leader != 0,
+        };
+        let known = self.members().get(self.raft.id()).is_some();
+        let publish = (can_publish && known && !self.is_published()).then_some(self.changes.next_publish);
         due.flatten().chain(publish).min()
     }
 
