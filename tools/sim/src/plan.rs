@@ -51,6 +51,8 @@ pub enum Fault {
     Partition,
     /// Messages from one member to another are slow.
     SlowLink,
+    /// The connection breaks that shows a member that another one's process lives, and it does live.
+    Reset,
     /// Clocks go too fast or too slow.
     Drift,
 }
@@ -71,7 +73,7 @@ pub const FAULTS: [Fault; 11] = [
 ];
 
 /// Every fault of a cluster: of members, where nothing is cut from a log that others count on, and between them.
-pub const CLUSTER_FAULTS: [Fault; 19] = [
+pub const CLUSTER_FAULTS: [Fault; 20] = [
     Fault::Crash,
     Fault::Kill,
     Fault::SyncError,
@@ -90,6 +92,7 @@ pub const CLUSTER_FAULTS: [Fault; 19] = [
     Fault::Isolate,
     Fault::Partition,
     Fault::SlowLink,
+    Fault::Reset,
     Fault::Drift,
 ];
 
@@ -115,6 +118,7 @@ impl Fault {
             Fault::Isolate => "isolate",
             Fault::Partition => "partition",
             Fault::SlowLink => "slow-link",
+            Fault::Reset => "reset",
             Fault::Drift => "drift",
         }
     }

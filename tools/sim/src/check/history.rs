@@ -239,6 +239,8 @@ impl History {
                 }
                 return Ok(());
             }
+            // Names and URLs of members have no part in what clients read.
+            Command::Member(_) => {}
             Command::Compact { physical: false, .. } if self.setting.compacts => {}
             Command::AlarmActivate(alarm) if self.setting.has_quota && alarm.kind == AlarmKind::NoSpace => {}
             other => return violated("a member proposes by itself only what it must", "", short(other)),

@@ -50,6 +50,14 @@ impl Cluster {
         *self.summary.faults.entry(fault.name()).or_default() += 1;
         match fault {
             Fault::Crash if self.rng.chance(10) => return self.black_out(),
+            Fault::Reset => {
+                let (at, other) = (self.draw_machine(), self.rng.index(self.machines.len()));
+                let peer = self.machines[other].id;
+                if at != other {
+                    self.after(Event::Hangup { to: at, peer }, Duration::ZERO);
+                }
+                return Ok(());
+            }
             Fault::OneWay | Fault::Isolate | Fault::Partition | Fault::SlowLink => {
                 self.disturb_network(fault);
                 return Ok(());
@@ -233,6 +241,9 @@ impl Cluster {
         self.break_streams(at);
         self.lose_requests(at);
         backlog.into_iter().for_each(|input| self.forget(input));
+        if how != Fault::Crash {
+            self.trip(at);
+        }
         let machine = &mut self.machines[at];
         machine.end();
         let lost = {
@@ -312,6 +323,11 @@ impl Cluster {
                 if start.founded { ", a new store" } else { "" },
             )
         });
+        let machine = &mut self.machines[at];
+        if let Some(links) = machine.links.take() {
+            machine.links = Some(links.again(machine.id, machine.node.starts));
+        }
+        self.meet(at);
         if self.rng.chance(20) {
             let disk = self.machines[at].node.disk.lock().expect("one thread").clone();
             self.machines[at].older = Some(disk);

@@ -8,6 +8,7 @@ use garboard_replica::watch::{WatchConfig, WatchHub};
 use garboard_simdisk::Disk;
 use garboard_wal as wal;
 
+use super::links::PeerLinks;
 use super::watches::Stream;
 use crate::check::reads::Read;
 use crate::node::{Node, Start};
@@ -87,6 +88,10 @@ impl LogCopy {
 pub(super) enum Input {
     /// A message of another member.
     Message { from: u64, bytes: Bytes },
+    /// A datagram of another member's links.
+    Datagram { from: usize, bytes: Bytes },
+    /// The end of the connection that shows that another member's process lives.
+    Hangup { peer: u64 },
     /// Requests of a client, by number.
     Requests(Vec<u64>),
     /// A read that needs no proof.
@@ -98,6 +103,8 @@ pub(super) struct Machine {
     /// The member's id.
     pub(super) id: u64,
     pub(super) node: Node,
+    /// The links of its process, where the seed has them.
+    pub(super) links: Option<PeerLinks>,
     up: bool,
     /// Counts the process's lives.
     pub(super) life: u64,
@@ -137,6 +144,7 @@ impl Machine {
         Machine {
             id,
             node,
+            links: None,
             up: true,
             life: 1,
             due: None,
@@ -186,7 +194,9 @@ impl Machine {
     /// Finds out when the process has something to do.
     pub(super) fn refresh(&mut self) {
         let hub = self.hub.poll_timeout().map(|due| self.node.world_time(due));
-        let due = self.node.next_event().into_iter().chain(hub).min();
+        let links = self.links.as_mut().and_then(|links| links.links.poll_timeout());
+        let links = links.map(|due| self.node.world_time(due));
+        let due = self.node.next_event().into_iter().chain(hub).chain(links).min();
         self.due = due.filter(|_| self.up).map(|due| due.max(self.paused_until.unwrap_or(Duration::ZERO)));
     }
 

@@ -6,6 +6,7 @@
 mod clients;
 mod ending;
 mod faults;
+mod links;
 mod machine;
 mod network;
 mod plan;
@@ -31,6 +32,7 @@ use crate::outcome::{Check, Summary, same, violated};
 use crate::plan::{Fault, Options};
 use crate::story::Story;
 use clients::{Client, Op, ReadTask};
+use links::PeerLinks;
 use machine::{Input, Machine};
 use network::Network;
 use plan::ClusterPlan;
@@ -55,6 +57,10 @@ enum Event {
     Read(u64),
     /// A message arrives.
     Deliver { to: usize, from: u64, bytes: Bytes },
+    /// A datagram arrives.
+    Datagram { to: usize, from: usize, bytes: Bytes },
+    /// The connection that shows that another member's process lives is broken.
+    Hangup { to: usize, peer: u64 },
     /// A process that stood still goes on.
     Resume { machine: usize, life: u64 },
     /// A process starts.
@@ -139,7 +145,7 @@ impl Cluster {
             queue: BinaryHeap::new(),
             next_event: 0,
             machines,
-            network: Network::new(plan.network, network_rng, members),
+            network: Network::new(plan.network, network_rng, links::MEMBERS_MAX),
             history: History::new(setting),
             clients: (0..plan.each.clients).map(|_| Client::default()).collect(),
             ops: BTreeMap::new(),
@@ -158,8 +164,47 @@ impl Cluster {
         for machine in &mut cluster.machines {
             machine.node.sabotage = options.sabotage;
         }
+        if cluster.plan.links {
+            cluster.link();
+        }
         cluster.begin(seed);
         cluster
+    }
+
+    /// Gives every member links to all others.
+    #[expect(clippy::disallowed_methods, reason = "links count from a moment; which one it is shows nowhere")]
+    fn link(&mut self) {
+        let epoch = std::time::Instant::now();
+        for machine in &mut self.machines {
+            let seed = self.rng.next_u64();
+            let links = PeerLinks::new(epoch, seed, machine.id, machine.node.starts, BTreeMap::new());
+            machine.links = Some(links);
+        }
+        for at in 0..self.machines.len() {
+            self.meet(at);
+        }
+    }
+
+    /// A process learns of the other members.
+    fn meet(&mut self, at: usize) {
+        let ids: Vec<u64> = self.machines.iter().map(|machine| machine.id).collect();
+        let machine = &mut self.machines[at];
+        let now = machine.node.clock();
+        if let Some(links) = &mut machine.links {
+            links.set_peers(now, &ids, &[]);
+            return;
+        }
+        // Without links, whoever runs is heard.
+        for other in (0..self.machines.len()).filter(|other| *other != at).collect::<Vec<_>>() {
+            for (one, two) in [(at, other), (other, at)] {
+                let (runs, peer) = (self.machines[two].is_up(), self.machines[two].id);
+                let node = &mut self.machines[one].node;
+                if runs {
+                    node.member.handle_peer_up(node.clock(), peer);
+                    node.drain();
+                }
+            }
+        }
     }
 
     fn begin(&mut self, seed: u64) {
@@ -167,9 +212,10 @@ impl Cluster {
         self.story.tell(self.now, "seed", seed, || {
             let faults: Vec<_> = plan.faults.iter().map(|(fault, mean)| format!("{} {mean:?}", fault.name())).collect();
             format!(
-                "{seed}: {} members for {:?}, {} clients that ask again after {:?} and wait {:?}; {:?}; clocks off by \
+                "{seed}: {} members{} for {:?}, {} clients that ask again after {:?} and wait {:?}; {:?}; clocks off by \
                  {} ppm; faults every: [{}]; I/O up to {:?}; log {:?}; checkpoint at {} KiB; quota {}; {:?}",
                 plan.members,
+                if plan.links { " with links" } else { "" },
                 plan.lasts,
                 plan.each.clients,
                 plan.each.think,
@@ -219,6 +265,9 @@ impl Cluster {
     fn act(&mut self) -> Check {
         for at in 0..self.machines.len() {
             self.machines[at].node.drain();
+            if !self.plan.links {
+                self.meet(at);
+            }
             self.observe(at)?;
         }
         self.run_for(self.plan.lasts)
@@ -273,6 +322,11 @@ impl Cluster {
             self.name_streams(at);
         }
         let machine = &mut self.machines[at];
+        if let Some(links) = &mut machine.links
+            && links.links.poll_timeout().is_some_and(|due| due <= clock)
+        {
+            links.links.handle_timeout(clock);
+        }
         if machine.node.next_event().is_some_and(|due| due <= now)
             && let Err(stop) = machine.node.advance(now)
         {
@@ -293,6 +347,8 @@ impl Cluster {
             Event::Rewatch(watches) => self.rewatch(watches),
             Event::Read(token) => self.step_read(token),
             Event::Deliver { to, from, bytes } => self.input(to, Input::Message { from, bytes }),
+            Event::Datagram { to, from, bytes } => self.input(to, Input::Datagram { from, bytes }),
+            Event::Hangup { to, peer } => self.input(to, Input::Hangup { peer }),
             Event::Resume { machine, life } => self.resume_machine(machine, life),
             Event::Start(at) => self.start(at),
             Event::Room(at) => {
@@ -334,6 +390,8 @@ impl Cluster {
         machine.node.now = machine.node.now.max(self.now);
         match input {
             Input::Message { from, bytes } => self.deliver(at, from, &bytes),
+            Input::Datagram { from, bytes } => self.take_datagram(at, from, &bytes),
+            Input::Hangup { peer } => self.hang_up(at, peer),
             Input::Requests(numbers) => self.hand_in(at, &numbers),
             Input::Read { client, read } => self.begin_read(at, client, *read, 0),
         }
@@ -348,8 +406,18 @@ impl Cluster {
         self.observe(at)
     }
 
-    /// Looks at everything that a machine has done since the last look.
+    /// Looks at everything that a machine has done since the last look, and at what follows from that by itself.
     fn observe(&mut self, at: usize) -> Check {
+        self.look(at)?;
+        while self.take_link_event(at)? {
+            self.look(at)?;
+        }
+        self.transmit(at);
+        self.machines[at].refresh();
+        Ok(())
+    }
+
+    fn look(&mut self, at: usize) -> Check {
         if let Some(failure) = self.machines[at].node.member.failure() {
             return violated("no member fails over what it is sent", "", format!("m{}: {failure}", at + 1));
         }
@@ -376,7 +444,6 @@ impl Cluster {
         for token in std::mem::take(&mut self.machines[at].node.loaded) {
             self.resume(at, token);
         }
-        self.machines[at].refresh();
         Ok(())
     }
 
@@ -459,6 +526,10 @@ impl Cluster {
             let Some(lane) = message.lane() else {
                 return violated("only what is for others is sent", "", format!("{message:?}"));
             };
+            if self.machines[at].links.is_some() {
+                self.send_over_link(at, to, lane, &message)?;
+                continue;
+            }
             let to = usize::try_from(to - 1).expect("ids are small");
             let bytes = network::encode(&message)?;
             let (now, from) = (self.now, self.machines[at].id);

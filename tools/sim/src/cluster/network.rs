@@ -126,7 +126,8 @@ pub(super) fn decode(bytes: &[u8]) -> Check<PeerMessage> {
     }
 }
 
-fn read_body(body: FrameBody) -> Check<PeerMessage> {
+/// What the body of a frame says.
+pub(super) fn read_body(body: FrameBody) -> Check<PeerMessage> {
     match body {
         FrameBody::Raft(message) => Ok(PeerMessage::Raft(message)),
         FrameBody::Opaque(body) => match PeerMessage::decode(&body) {

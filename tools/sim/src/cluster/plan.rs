@@ -71,6 +71,8 @@ pub(super) struct ClusterPlan {
     pub(super) members: usize,
     /// What they and their clients are like.
     pub(super) each: Plan,
+    /// Messages travel over the production links; otherwise each by itself.
+    pub(super) links: bool,
     /// How messages travel.
     pub(super) network: NetworkPlan,
     /// Faults that come now and then, with the mean time between two.
@@ -128,6 +130,7 @@ impl ClusterPlan {
         drawn.retain(|(fault, _)| !is_condition(*fault));
         ClusterPlan {
             members,
+            links: rng.chance(60),
             each,
             network,
             faults: drawn,
