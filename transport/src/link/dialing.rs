@@ -23,6 +23,8 @@ use super::{Fingerprint, LinkKind};
 
 /// How long one of several addresses is tried at first; each failure adds as much.
 const ADDRESS_PATIENCE: Duration = Duration::from_millis(300);
+/// How long the last of them is tried, and the longest that any is.
+const DIAL_PATIENCE: Duration = Duration::from_secs(2);
 /// Most addresses of a peer that are tried.
 const ADDRESSES_MAX: usize = 16;
 
@@ -86,9 +88,9 @@ impl Links {
         }
         if let Some(connection) = self.connections.get(&handle.0) {
             let address = connection.quic.remote_address();
-            let reason = "no answer in time, other addresses are tried".to_owned();
+            let reason = "nothing comes back".to_owned();
             self.tell(LinkEvent::DialFailed { peer, address, reason, silent: true });
-            self.close(now, handle, CloseCode::Superseded, "another address is tried".to_owned());
+            self.close(now, handle, CloseCode::Superseded, "no answer in time".to_owned());
         }
         self.dial_failed(now, peer, kind);
     }
@@ -97,8 +99,11 @@ impl Links {
     fn dial_next(&mut self, now: Duration, id: u64) {
         let Some(link) = self.link(id, LinkKind::Main) else { return };
         let Some(Address { address, server_name }) = link.addresses.pop_front() else { return };
-        let patience = ADDRESS_PATIENCE.saturating_mul(link.attempts.saturating_add(1));
-        link.dial_until = (!link.addresses.is_empty()).then(|| now + patience);
+        let patience = match link.addresses.is_empty() {
+            true => DIAL_PATIENCE,
+            false => ADDRESS_PATIENCE.saturating_mul(link.attempts.saturating_add(1)).min(DIAL_PATIENCE),
+        };
+        link.dial_until = Some(now + patience);
         self.dial(now, id, LinkKind::Main, &Address { address, server_name });
     }
 

@@ -31,6 +31,7 @@ use super::start::StartError;
 use crate::canary::{self, Canary};
 use crate::config::Url;
 use crate::core::{Core, Edge, LocalFuture, Outbound, Shared};
+use crate::peer_http::members_json;
 
 /// How long the checkpoint's writer rests after each write, so that the log's writes find the device free.
 const PACE_REST: Duration = Duration::from_millis(1);
@@ -114,6 +115,8 @@ pub struct Home {
     pub outgoing: Vec<Outgoing>,
     /// The executor.
     pub edge: Rc<dyn Edge>,
+    /// This member was removed, and is about to end.
+    pub is_leaving: bool,
 }
 
 impl Home {
@@ -210,6 +213,8 @@ impl Home {
                 PeerEvent::Message(from, message) => self.member.handle_message(now, from, message),
                 PeerEvent::Up(peer) => self.member.handle_peer_up(now, peer),
                 PeerEvent::Down(peer) => self.member.handle_peer_down(now, peer),
+                PeerEvent::Gone(peer) => self.member.handle_leader_gone(now, peer),
+                PeerEvent::Removed => self.leave(),
             }
         }
     }
@@ -301,12 +306,15 @@ impl Home {
             let urls = member.peer_urls.iter().filter_map(|url| Url::parse(url).ok()).collect();
             (member.id, member.name.as_str(), urls)
         });
-        self.peers.set_members(self.edge.now(), others, &removed);
+        self.peers.set_members(self.edge.now(), others, &removed, members_json(&members));
         self.shared.members.set(members, self.shared.identity.member_id);
     }
 
     /// The member was removed: it ends, once its answers and messages had their time to leave.
-    fn leave(&self) {
+    fn leave(&mut self) {
+        if std::mem::replace(&mut self.is_leaving, true) {
+            return;
+        }
         tracing::error!("the member has been permanently removed from the cluster; its data directory must be removed");
         let (shared, inbox) = (self.shared.clone(), self.inbox.clone());
         spawn(async move {

@@ -21,6 +21,7 @@ mod net;
 mod peer_client;
 mod peer_keys;
 mod peer_log;
+mod peer_port;
 mod peers;
 mod probe;
 mod salvage;
@@ -268,6 +269,7 @@ async fn home_core(
         loads: loads.clone(),
         outgoing: outgoing.clone(),
         edge,
+        is_leaving: false,
     };
     let keep = || start::mark_ready(&dir, &standing);
     home.run(keep, || {

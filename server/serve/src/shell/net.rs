@@ -76,7 +76,7 @@ pub struct CoreLoad {
 /// What the socket layer answers.
 pub fn bind(address: &ListenAddress) -> io::Result<Listener> {
     match address {
-        ListenAddress::Tcp(address) => patiently(|| bind_tcp(*address)).map(Listener::Tcp),
+        ListenAddress::Tcp(address) => patiently(|| listen_tcp(*address)).map(Listener::Tcp),
         ListenAddress::Unix(path) => {
             patiently(|| clear_socket(path))?;
             Ok(Listener::Unix(path.clone()))
@@ -112,7 +112,17 @@ fn clear_socket(path: &Path) -> io::Result<()> {
     }
 }
 
-fn bind_tcp(address: SocketAddr) -> io::Result<TcpListener> {
+fn listen_tcp(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = bind_tcp(address)?;
+    socket.listen(ACCEPT_BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// Binds an address, which is this server's alone.
+///
+/// # Errors
+/// What the socket layer answers.
+pub fn bind_tcp(address: SocketAddr) -> io::Result<socket2::Socket> {
     let socket = socket2::Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_nonblocking(true)?;
     socket.set_reuse_address(true)?;
@@ -121,8 +131,7 @@ fn bind_tcp(address: SocketAddr) -> io::Result<TcpListener> {
         let _ = socket.set_only_v6(false);
     }
     socket.bind(&address.into())?;
-    socket.listen(ACCEPT_BACKLOG)?;
-    Ok(socket.into())
+    Ok(socket)
 }
 
 /// Takes a bound socket to this executor; from here on clients that connect wait to be accepted.
@@ -339,8 +348,8 @@ mod tests {
 
     #[test]
     fn a_second_server_on_an_address_is_refused() {
-        let first = bind_tcp("127.0.0.1:0".parse().unwrap()).unwrap();
+        let first = listen_tcp("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = first.local_addr().unwrap();
-        assert_eq!(bind_tcp(address).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        assert_eq!(listen_tcp(address).unwrap_err().kind(), io::ErrorKind::AddrInUse);
     }
 }

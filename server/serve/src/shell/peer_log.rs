@@ -77,6 +77,10 @@ impl PeerLog {
                 let text = format!("{who} at {} refuses this member ({code}): {reason}", address.ip());
                 self.warn(now, peer.unwrap_or(0), text);
             }
+            LinkEvent::ProbeSilent { peer } => tracing::warn!(
+                "the process of peer {} has ended: so did its TCP connection, and it does not answer",
+                self.peer(*peer)
+            ),
             LinkEvent::Pinned { peer, fingerprint } => {
                 let start: String = fingerprint[..8].iter().map(|byte| format!("{byte:02x}")).collect();
                 tracing::info!("remembered the key of peer {}: SHA-256 {start}…", self.peer(*peer));

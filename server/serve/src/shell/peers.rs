@@ -4,9 +4,9 @@
 //! the kernel woke for it, and what the member says leaves in the pass that said it.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, IoSliceMut};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::pin::pin;
 use std::rc::Rc;
@@ -14,9 +14,12 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
+use futures::channel::oneshot;
+use futures::future::{Either, select};
 use garboard_replica::peer::PeerMessage;
 use garboard_transport::link::{
-    Address, Arrival, EcnCodepoint, Fingerprint, LinkEvent, Links, LinksConfig, PeerInfo, Transmit, Trust, tls,
+    Address, Arrival, CloseCode, DownReason, EcnCodepoint, Fingerprint, LinkEvent, Links, LinksConfig, PeerInfo,
+    Transmit, TripwireToken, Trust, tls,
 };
 use garboard_transport::{FrameBody, encode, encode_opaque};
 use quinn_udp::{RecvMeta, UdpSockRef, UdpSocketState};
@@ -25,11 +28,13 @@ use socket2::{Domain, Protocol, Type};
 use super::data_dir::DataDir;
 use super::founding::Standing;
 use super::home::Inbox;
-use super::net::patiently;
+use super::net::{self, patiently};
 use super::peer_keys::{self, PeerKey};
 use super::peer_log::PeerLog;
+use super::peer_port::{self, Door};
 use super::start::{StartError, random_id};
 use crate::config::{Config, Url};
+use crate::limits::ACCEPT_BACKLOG;
 
 /// The only keyspace, for now.
 const KEYSPACE: u64 = 0;
@@ -43,6 +48,17 @@ const SOCKET_BUFFER_BYTES: usize = 4 * 1024 * 1024;
 /// Largest datagram that is probed for: networks with jumbo frames, and loopback, take it.
 const MTU_MAX: u16 = 8_952;
 
+/// How long a peer may take to answer a probe after its tripwire has tripped: at least this, and not more than that.
+const PROBE_TIME_MIN: Duration = Duration::from_millis(60);
+const PROBE_TIME_MAX: Duration = Duration::from_millis(100);
+/// How long a tripwire that can't be set rests at first, and at most.
+const TRIPWIRE_FIRST_RETRY: Duration = Duration::from_millis(50);
+const TRIPWIRE_LAST_RETRY: Duration = Duration::from_secs(2);
+/// How long after it has tripped it is set again, if the peer is there.
+const TRIPWIRE_AGAIN: Duration = Duration::from_millis(500);
+/// How often it is asked whether TCP reaches a peer that UDP does not.
+const ASK_TCP_AGAIN: Duration = Duration::from_secs(30);
+
 /// What the home core is told.
 pub enum PeerEvent {
     /// A peer said something.
@@ -51,6 +67,10 @@ pub enum PeerEvent {
     Up(u64),
     /// A peer can't be talked to any more.
     Down(u64),
+    /// A peer's process has ended.
+    Gone(u64),
+    /// This member was removed from the cluster, as a peer says.
+    Removed,
 }
 
 struct PeerSocket {
@@ -60,6 +80,8 @@ struct PeerSocket {
 
 /// Sockets for peers, bound. They are brought to an executor by [`Peers::new`].
 pub struct PeerSockets {
+    /// For tripwires and HTTP.
+    tcp: Vec<socket2::Socket>,
     listening: Vec<socket2::Socket>,
     /// For connections that this member dials: for IPv4 and IPv6, where the machine has it.
     dialing: [Option<socket2::Socket>; 2],
@@ -70,18 +92,15 @@ pub struct PeerSockets {
 /// # Errors
 /// Where one is not to be had.
 pub fn bind(config: &Config) -> Result<PeerSockets, StartError> {
-    let mut listening = Vec::new();
+    let (mut tcp, mut listening) = (Vec::new(), Vec::new());
     for address in &config.listen_peer {
-        let bound = patiently(|| bind_udp(*address));
-        listening.push(bound.map_err(|source| StartError::File {
-            action: "listening for peers on UDP",
-            path: address.to_string(),
-            source,
-        })?);
+        let failed = |action| move |source| StartError::File { action, path: address.to_string(), source };
+        tcp.push(patiently(|| net::bind_tcp(*address)).map_err(failed("listening for peers on TCP"))?);
+        listening.push(patiently(|| bind_udp(*address)).map_err(failed("listening for peers on UDP"))?);
     }
     let any = |ip: IpAddr| bind_udp(SocketAddr::new(ip, 0)).ok();
     let dialing = [any(Ipv4Addr::UNSPECIFIED.into()), any(Ipv6Addr::UNSPECIFIED.into())];
-    Ok(PeerSockets { listening, dialing })
+    Ok(PeerSockets { tcp, listening, dialing })
 }
 
 /// Nothing is shared: a second server on the address gets an error instead of a part of the datagrams.
@@ -142,6 +161,17 @@ pub struct Peers {
     resolved: Resolved,
     inbox: Inbox,
     pins: Rc<Pins>,
+    door: Rc<Door>,
+    /// Dropped, it ends the tripwire to a peer.
+    tripwires: BTreeMap<u64, oneshot::Sender<()>>,
+    /// Tripwires that have tripped: the peer and its boot.
+    tripped: Rc<RefCell<Vec<(u64, u64)>>>,
+    /// The boot of each peer whose link is up.
+    boots: BTreeMap<u64, u64>,
+    /// When it was asked last whether TCP reaches a peer that UDP does not.
+    asked_tcp: BTreeMap<u64, Duration>,
+    /// What the home core is told next.
+    events: VecDeque<PeerEvent>,
     log: PeerLog,
     received: Vec<u8>,
     outgoing: Vec<u8>,
@@ -171,6 +201,13 @@ impl Peers {
         let pins = Pins { known: RefCell::new(known), path: dir.peer_pins_path(), is_saving: Cell::new(false) };
         let failed =
             |source| StartError::File { action: "preparing", path: "the sockets for peers".to_owned(), source };
+        let door = Rc::new(Door::new(links.member_id, links.cluster_id, links.tripwire));
+        for socket in sockets.tcp {
+            // Whoever asks a member that is only about to start hears at once that it is not there.
+            socket.listen(ACCEPT_BACKLOG).map_err(failed)?;
+            let listener = garboard_executor::Socket::new(TcpListener::from(socket));
+            garboard_executor::spawn(peer_port::accept(listener, door.clone()));
+        }
         let mut taken = Vec::new();
         let mut dialing = [None, None];
         let listening = sockets.listening.into_iter().map(|socket| (socket, None));
@@ -191,6 +228,12 @@ impl Peers {
             resolved: Rc::default(),
             inbox,
             pins: Rc::new(pins),
+            door,
+            tripwires: BTreeMap::new(),
+            tripped: Rc::default(),
+            boots: BTreeMap::new(),
+            asked_tcp: BTreeMap::new(),
+            events: VecDeque::new(),
             log: PeerLog::default(),
             received: vec![0; RECEIVE_BATCH * RECEIVE_BYTES],
             outgoing: Vec::new(),
@@ -199,13 +242,15 @@ impl Peers {
         })
     }
 
-    /// The members from now on, with their names and peer URLs, and those that were removed.
+    /// The members from now on, with their names and peer URLs, those that were removed, and `/members` as JSON.
     pub fn set_members<'a>(
         &mut self,
         now: Duration,
         members: impl Iterator<Item = (u64, &'a str, Vec<Url>)>,
         removed: &[u64],
+        json: String,
     ) {
+        self.door.set_members(json);
         self.urls.clear();
         let mut infos = Vec::new();
         for (id, name, urls) in members {
@@ -273,6 +318,13 @@ impl Peers {
         for (peer, addresses) in self.resolved.take() {
             self.links.handle_addresses(now, peer, addresses);
         }
+        for (peer, boot) in self.tripped.take() {
+            // Somebody in between may have ended the connection: the peer is asked itself.
+            if self.boots.get(&peer) == Some(&boot) {
+                let patience = (4 * self.links.stats(peer).rtt).clamp(PROBE_TIME_MIN, PROBE_TIME_MAX);
+                self.links.probe(now, peer, patience);
+            }
+        }
         if self.links.poll_timeout().is_some_and(|due| due <= now) {
             self.links.handle_timeout(now);
         }
@@ -285,7 +337,11 @@ impl Peers {
 
     /// The next thing for the member.
     pub fn poll_event(&mut self, now: Duration) -> Option<PeerEvent> {
-        while let Some(event) = self.links.poll_event() {
+        loop {
+            if let Some(event) = self.events.pop_front() {
+                return Some(event);
+            }
+            let event = self.links.poll_event()?;
             self.log.note(now, &event);
             match event {
                 LinkEvent::Frame { from, frame, .. } if frame.keyspace == KEYSPACE => match frame.body {
@@ -295,14 +351,78 @@ impl Peers {
                         Err(error) => self.log.unreadable(now, from, &error),
                     },
                 },
-                LinkEvent::Up { peer, .. } => return Some(PeerEvent::Up(peer)),
-                LinkEvent::Down { peer, .. } => return Some(PeerEvent::Down(peer)),
+                LinkEvent::Up { peer, boot, tripwire, .. } => self.up(peer, boot, tripwire),
+                LinkEvent::Down { peer, reason } => self.down(now, peer, &reason),
+                LinkEvent::RefusedBy { code: CloseCode::Removed, .. } => return Some(PeerEvent::Removed),
+                LinkEvent::ProbeSilent { peer } => return Some(PeerEvent::Gone(peer)),
+                LinkEvent::DialFailed { peer, address, silent: true, .. } => {
+                    self.ask_over_tcp(now, peer, Some(address))
+                }
                 LinkEvent::WantsAddress { peer } => self.resolve(peer),
                 LinkEvent::Pinned { peer, fingerprint } => self.pins.remember(peer, fingerprint),
                 _ => {}
             }
         }
-        None
+    }
+
+    fn up(&mut self, peer: u64, boot: u64, token: TripwireToken) {
+        self.boots.insert(peer, boot);
+        self.door.set_token(peer, token);
+        self.events.push_back(PeerEvent::Up(peer));
+        let (cancel, cancelled) = oneshot::channel();
+        self.tripwires.insert(peer, cancel);
+        let urls = self.urls.get(&peer).cloned().unwrap_or_default();
+        let (door, tripped, inbox) = (self.door.clone(), self.tripped.clone(), self.inbox.clone());
+        let watch = async move {
+            loop {
+                watch_process(peer, &urls, &door).await;
+                tripped.borrow_mut().push((peer, boot));
+                inbox.ring();
+                garboard_executor::sleep(TRIPWIRE_AGAIN).await;
+            }
+        };
+        garboard_executor::spawn(async move {
+            match select(pin!(watch), cancelled).await {
+                Either::Left((never, _)) => never,
+                Either::Right(_) => {}
+            }
+        });
+    }
+
+    fn down(&mut self, now: Duration, peer: u64, reason: &DownReason) {
+        self.boots.remove(&peer);
+        self.tripwires.remove(&peer);
+        if reason.process_ended() {
+            self.events.push_back(PeerEvent::Gone(peer));
+        }
+        if *reason == DownReason::Silent {
+            self.ask_over_tcp(now, peer, None);
+        }
+        self.events.push_back(PeerEvent::Down(peer));
+    }
+
+    /// Finds out whether a peer that UDP does not reach is reached by TCP, and says so: a firewall is the cause then.
+    fn ask_over_tcp(&mut self, now: Duration, peer: u64, address: Option<SocketAddr>) {
+        if self.asked_tcp.get(&peer).is_some_and(|asked| *asked + ASK_TCP_AGAIN > now) {
+            return;
+        }
+        self.asked_tcp.insert(peer, now);
+        let urls = self.urls.get(&peer).cloned().unwrap_or_default();
+        garboard_executor::spawn(async move {
+            let addresses = match address {
+                Some(address) => vec![address],
+                None => look_up(urls).await.into_iter().map(|found| found.address).collect(),
+            };
+            for address in addresses {
+                if peer_port::answers_over_tcp(address).await {
+                    tracing::error!(
+                        "UDP does not get through to peer {peer:x} at {address}, but TCP does: let UDP through to port {} \
+                         there and back, members talk over QUIC",
+                        address.port()
+                    );
+                }
+            }
+        });
     }
 
     /// Looks a peer's names up, on a thread that may block.
@@ -310,7 +430,7 @@ impl Peers {
         let urls = self.urls.get(&peer).cloned().unwrap_or_default();
         let (resolved, inbox) = (self.resolved.clone(), self.inbox.clone());
         garboard_executor::spawn(async move {
-            let addresses = garboard_executor::blocking(move || resolve(&urls)).await;
+            let addresses = look_up(urls).await;
             resolved.borrow_mut().push((peer, addresses));
             inbox.ring();
         });
@@ -396,6 +516,26 @@ impl Peers {
     }
 }
 
+/// Returns when a tripwire that had been set to a peer has tripped; sets it as often as it takes.
+async fn watch_process(peer: u64, urls: &[Url], door: &Door) {
+    let mut rest = TRIPWIRE_FIRST_RETRY;
+    loop {
+        for Address { address, .. } in look_up(urls.to_vec()).await {
+            match peer_port::set_tripwire(address, door, peer).await {
+                Ok(tripwire) => return tripwire.tripped().await,
+                Err(error) => tracing::debug!("no tripwire to peer {peer:x} at {address}: {error}"),
+            }
+        }
+        garboard_executor::sleep(rest).await;
+        rest = (2 * rest).min(TRIPWIRE_LAST_RETRY);
+    }
+}
+
+/// Looks names up on a thread that may block.
+async fn look_up(urls: Vec<Url>) -> Vec<Address> {
+    garboard_executor::blocking(move || resolve(&urls)).await
+}
+
 fn resolve(urls: &[Url]) -> Vec<Address> {
     let mut found = Vec::new();
     for url in urls {
@@ -434,7 +574,7 @@ fn links_config(
         seed: joined(random()?, random()?),
         tripwire: random()?,
         trust: Trust::FirstContact(pins),
-        idle_timeout: (2 * config.election_timeout).max(Duration::from_secs(2)),
+        idle_timeout: (2 * config.election_timeout).clamp(Duration::from_secs(2), Duration::from_secs(4)),
         keep_alive: config.heartbeat_interval.max(Duration::from_millis(100)) * 4,
         mtu_max: Some(MTU_MAX),
         ..LinksConfig::new(member_id, cluster_id, epoch, security)
