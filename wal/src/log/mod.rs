@@ -648,6 +648,12 @@ impl Log {
         }
     }
 
+    /// Whether nothing is being written or waits, so that [`Log::install_snapshot`] can be called.
+    pub fn is_quiet(&self) -> bool {
+        let epoch_started = matches!(self.epoch_start, EpochStart::Durable);
+        self.is_idle() && self.seal.is_none() && epoch_started && self.snapshot.is_none()
+    }
+
     /// A snapshot at `index` and `term` takes the place of every entry. Returns the anchor that must become durable
     /// together with the snapshot's image, in one flip of the meta page; `None` while anything is being written or waits.
     /// Until [`Log::handle_checkpoint`] is called with that anchor, appends wait: they continue behind the snapshot.
