@@ -91,7 +91,7 @@ impl Checkpoint {
     ) -> Self {
         let needed_bytes = offset_of(images.page_end);
         Checkpoint {
-            spare_bytes: offset_of(images.page_end - store.space.live_count()),
+            spare_bytes: offset_of(images.page_end - store.space.live_count() - store.staged_count()),
             file_bytes_max: store.pages().span_bytes(),
             grown_to: meta.file_bytes,
             meta,
@@ -245,7 +245,7 @@ impl Checkpoint {
 
     /// What the shell is told when the checkpoint is durable.
     pub(crate) fn done(&self) -> CheckpointDone {
-        CheckpointDone { applied: self.meta.root.applied, anchor: self.meta.anchor.clone() }
+        CheckpointDone { applied: self.meta.root.applied, anchor: self.meta.anchor.clone(), installed: false }
     }
 
     /// Bytes that it writes in all, without the meta page.

@@ -1,5 +1,7 @@
 //! The writer.
 
+mod staging;
+
 use crate::arena::Arena;
 use crate::canary::{self, Canary};
 use crate::checkpoint::{Checkpoint, Outcome};
@@ -20,6 +22,7 @@ use crate::tree::{self, Counted, Path};
 use crate::types::*;
 use crate::view::{Reader, View};
 use bytes::Bytes;
+use staging::Staging;
 use std::sync::Arc;
 
 /// The writer of one index file. There is one, on the home core.
@@ -50,6 +53,10 @@ pub struct Index {
     failed: Option<IndexFailure>,
     next_io: u64,
     scratch: Vec<u8>,
+    /// Trees that are being built from a snapshot.
+    staging: Option<Staging>,
+    /// The root of such trees, while the checkpoint is written that puts it in the place of the index's.
+    installing: Option<Root>,
 }
 
 impl Index {
@@ -151,6 +158,8 @@ impl Index {
             failed: None,
             next_io: 0,
             scratch: Vec::new(),
+            staging: None,
+            installing: None,
         }
     }
 
@@ -295,6 +304,7 @@ impl Index {
 
     /// Publishes the working state as one new root, visible to all readers.
     pub fn publish(&mut self, applied: Applied, revision: i64) {
+        assert!(self.installing.is_none(), "nothing is published while the index is replaced");
         assert!(revision >= self.work.revision, "the revision never falls");
         assert!(applied >= self.work.applied, "what is applied never falls");
         self.work.applied = applied;
@@ -316,7 +326,7 @@ impl Index {
     /// Compacts at most `budget` revisions. After [`NeedPage`] it goes on from where it stood. If nothing else waits
     /// to be published, the step publishes itself. While writes must wait for a checkpoint it does nothing.
     pub fn compaction_step(&mut self, budget: usize) -> Paged<CompactionProgress> {
-        let alone = !self.touched;
+        let alone = !self.touched && self.installing.is_none();
         let progress = self.compact(budget);
         if alone && self.touched {
             self.publish(self.work.applied, self.work.revision);
@@ -328,7 +338,7 @@ impl Index {
         let target = self.work.compacted;
         let mut key = Vec::new();
         for _ in 0..budget.max(1) {
-            if self.work.finished >= target || self.must_wait() {
+            if self.work.finished >= target || self.must_wait() || self.installing.is_some() {
                 break;
             }
             let mut events = self.view().events(self.work.scanned_to);
@@ -417,7 +427,7 @@ impl Index {
     pub fn start_checkpoint(&mut self, anchor: &[u8], conf: &[u8]) {
         assert!(anchor.len() <= limits::ANCHOR_BYTES_MAX, "an anchor fits the meta page");
         assert!(conf.len() <= limits::CONF_BYTES_MAX, "a membership fits the meta page");
-        if self.checkpoint.is_some() {
+        if self.checkpoint.is_some() || self.installing.is_some() {
             return;
         }
         let (anchor, conf) = (Bytes::copy_from_slice(anchor), Bytes::copy_from_slice(conf));
@@ -429,7 +439,14 @@ impl Index {
     }
 
     fn begin_checkpoint(&mut self, anchor: Bytes, conf: Bytes) {
-        let sequence = self.published.sequence;
+        let root = match self.installing {
+            Some(root) => root,
+            None => {
+                self.seal_staged();
+                self.published
+            }
+        };
+        let sequence = root.sequence;
         let images = self.store.space.images(sequence);
         let saved_before = self.store.saved_to;
         let pages = self.store.begin_checkpoint();
@@ -438,7 +455,7 @@ impl Index {
             generation: self.generation + 1,
             cluster_id: self.config.cluster_id,
             member_id: self.config.member_id,
-            root: self.published,
+            root,
             page_end: images.page_end,
             file_bytes: self.file_bytes,
             spans: images.spans.clone(),
@@ -493,8 +510,10 @@ impl Index {
             self.store.space.settle(&checkpoint.images);
             self.store.end_checkpoint(checkpoint.meta.root.sequence);
             self.done = Some(checkpoint.done());
+            self.finish_install();
             return;
         }
+        assert!(self.installing.is_none(), "an image that is installed was saved, so that the file holds it");
         self.store.space.undo(&checkpoint.images);
         self.store.give_up_checkpoint(&checkpoint.pages, checkpoint.saved_before);
     }

@@ -153,6 +153,8 @@ pub struct CheckpointDone {
     pub applied: Applied,
     /// The log's anchor that it carries.
     pub anchor: Bytes,
+    /// Whether it put a snapshot's image in the index's place.
+    pub installed: bool,
 }
 
 /// What the meta page says at opening.

@@ -32,6 +32,7 @@ mod page;
 mod pages;
 mod pins;
 mod reclaim;
+mod snapshot;
 mod space;
 mod store;
 mod tree;
@@ -46,6 +47,7 @@ pub use io::{
     OpenFacts, PageError,
 };
 pub use map::{Map, PAGE_SIZE};
+pub use snapshot::{Chunk, Export, ExportStep, ImportError, Position, SnapshotFacts};
 pub use types::{
     Applied, Bounds, CompactionProgress, IndexSize, NeedPage, PageId, Paged, PutOutcome, Record, Revision, SpaceState,
     Version,

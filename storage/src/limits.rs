@@ -35,3 +35,7 @@ pub const SCRUB_READS: u32 = 3;
 pub const HASH_STEP_BYTES: usize = 1 << 20;
 /// Versions whose checksum a compaction's hash remembers as one: what is read again when one of them dies.
 pub const HASH_RUN_RECORDS: usize = 256;
+/// Bytes of one chunk of a snapshot at most: what a step of reading one out, or of building one up, takes at a time.
+pub const SNAPSHOT_CHUNK_BYTES: usize = 256 << 10;
+/// The longest key that a snapshot may hold.
+pub const KEY_BYTES_MAX: usize = 64 << 20;

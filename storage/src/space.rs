@@ -10,6 +10,7 @@ use crate::io::PageError;
 use crate::map::{PAGE_SIZE, PageBytes};
 use crate::page::{self, HEADER_SIZE, Kind};
 use crate::pages::offset_of;
+use crate::store::PageSet;
 use crate::types::PageId;
 use std::collections::BTreeSet;
 
@@ -261,6 +262,24 @@ impl Space {
         entry.live[word] &= !mask;
         self.live_count -= 1;
         self.changed.insert(to_u32(group));
+    }
+
+    /// From now on exactly `pages`, which are out of use for others, are in use. Gives those that no longer are.
+    pub(crate) fn replace_live(&mut self, pages: &PageSet) -> PageSet {
+        let mut dead = PageSet::default();
+        self.live_count = 0;
+        for (number, group) in self.groups.iter_mut().enumerate() {
+            for (within, live) in group.live.iter_mut().enumerate() {
+                let word = number * GROUP_WORDS + within;
+                let fixed = if within == 0 { *live & FIXED_MASK } else { 0 };
+                dead.insert_word(word, *live & !fixed);
+                *live = fixed | pages.word(word);
+                assert!(*live & !group.busy[within] == 0, "what comes into use was taken");
+                self.live_count += live.count_ones();
+            }
+            self.changed.insert(to_u32(number));
+        }
+        dead
     }
 
     /// A dead page may be reused.

@@ -11,7 +11,7 @@ use crate::pins::{Pins, Root};
 use crate::reclaim::{Reclaim, Remains};
 use crate::space::Space;
 use crate::types::PageId;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 /// What the writer and all readers share.
@@ -59,6 +59,31 @@ impl PageSet {
         self.len
     }
 
+    /// The bits of the pages from `word` × 64 on.
+    pub(crate) fn word(&self, word: usize) -> u64 {
+        self.words.get(word).copied().unwrap_or(0)
+    }
+
+    /// Adds the pages of a word.
+    pub(crate) fn insert_word(&mut self, word: usize, pages: u64) {
+        if pages == 0 {
+            return;
+        }
+        if word >= self.words.len() {
+            self.words.resize((word + 1).next_power_of_two(), 0);
+        }
+        self.len += (pages & !self.words[word]).count_ones();
+        self.words[word] |= pages;
+    }
+
+    /// Takes the pages of the next word that has any, from word `from` on.
+    fn take_word(&mut self, from: usize) -> Option<(usize, u64)> {
+        let found = (from..self.words.len()).find(|&word| self.words[word] != 0)?;
+        let pages = std::mem::take(&mut self.words[found]);
+        self.len -= pages.count_ones();
+        Some((found, pages))
+    }
+
     /// Moves the pages whose bits `chosen` gives for each word to `other`, which is empty.
     fn move_to(&mut self, other: &mut PageSet, chosen: impl Fn(usize) -> u64) {
         other.words.resize(self.words.len(), 0);
@@ -84,6 +109,19 @@ impl PageSet {
     }
 }
 
+/// Pages that went out of use all at once, as many as a whole index has.
+#[derive(Debug)]
+struct Retired {
+    pages: PageSet,
+    /// The first root that does not reach them; none if no root ever did.
+    death: Option<u64>,
+    /// The word at which freeing them goes on.
+    next: usize,
+}
+
+/// How many pages of an index that was replaced are freed at a time.
+const RETIRED_STEP_PAGES: u32 = 1024;
+
 /// The writer's pages.
 #[derive(Debug)]
 pub(crate) struct Store {
@@ -103,6 +141,12 @@ pub(crate) struct Store {
     pub(crate) saved_to: u64,
     /// The root of the newest durable checkpoint.
     durable: u64,
+    /// Pages of trees that are being built beside the index. No root reaches them, and the free map of a checkpoint calls
+    /// them free: after a crash they are.
+    staged: PageSet,
+    /// Whether changes are made to the trees that are being built.
+    is_staging: bool,
+    retired: VecDeque<Retired>,
     /// Slabs of frames that hold memory although no page is in them.
     kept_slabs: u32,
     pinned: Vec<u64>,
@@ -125,6 +169,9 @@ impl Store {
             abandoned: BTreeSet::new(),
             saved_to: durable,
             durable,
+            staged: PageSet::default(),
+            is_staging: false,
+            retired: VecDeque::new(),
             kept_slabs: to_u32(limits::RETAINED_BYTES / PAGE_SIZE) / SLAB_FRAMES,
             pinned: Vec::new(),
             freed: Vec::new(),
@@ -133,6 +180,11 @@ impl Store {
 
     pub(crate) fn pages(&self) -> &Pages {
         &self.shared.pages
+    }
+
+    /// The root of the newest durable checkpoint.
+    pub(crate) fn durable(&self) -> u64 {
+        self.durable
     }
 
     pub(crate) fn frames_used(&self) -> u32 {
@@ -188,7 +240,11 @@ impl Store {
 
     /// Takes a page out of the working state.
     pub(crate) fn kill(&mut self, id: PageId) {
-        self.space.kill(id.number);
+        if self.staged.contains(id.number) {
+            self.staged.remove(id.number);
+        } else {
+            self.space.kill(id.number);
+        }
         if id.birth == self.sequence {
             self.free_page(id.number);
             self.space.release(id.number);
@@ -243,6 +299,7 @@ impl Store {
         self.reclaim.publish();
         self.reclaim();
         self.release_some();
+        self.release_retired();
         self.trim();
     }
 
@@ -324,7 +381,7 @@ impl Store {
         self.saved_to = self.sequence - 1;
         self.reclaim.begin_checkpoint();
         assert!(self.unwritten.len() == 0, "one checkpoint at a time");
-        self.dirty.move_to(&mut self.unwritten, |word| self.space.live_word(word));
+        self.dirty.move_to(&mut self.unwritten, |word| self.space.live_word(word) | self.staged.word(word));
         self.unwritten.iter().collect()
     }
 
@@ -360,15 +417,99 @@ impl Store {
     }
 
     fn take_page(&mut self) -> u32 {
-        if self.space.free_count() == 0 {
-            self.release_some();
+        if self.space.free_count() == 0 && !self.release_some() {
+            self.release_retired();
         }
-        self.space.take_page()
+        let number = self.space.take_page();
+        self.stage(number, 1);
+        number
     }
 
     fn take_run(&mut self, count: u32) -> u32 {
         while self.space.free_count() < count && self.release_some() {}
-        self.space.take_run(count)
+        let first = self.space.take_run(count);
+        self.stage(first, count);
+        first
+    }
+
+    /// Pages were taken; while trees are built beside the index, they are for those.
+    fn stage(&mut self, first: u32, count: u32) {
+        if !self.is_staging {
+            return;
+        }
+        for number in first..first + count {
+            self.space.kill(number);
+            self.staged.insert(number);
+        }
+    }
+}
+
+/// Trees that are built beside the index.
+impl Store {
+    /// From now on changes are made to the trees that are being built, or no longer are.
+    pub(crate) fn set_staging(&mut self, on: bool) {
+        self.is_staging = on;
+    }
+
+    /// How many pages the trees that are being built have.
+    pub(crate) fn staged_count(&self) -> u32 {
+        self.staged.len()
+    }
+
+    /// The trees that were being built are given up.
+    pub(crate) fn drop_staged(&mut self) {
+        let pages = std::mem::take(&mut self.staged);
+        self.retired.push_back(Retired { pages, death: None, next: 0 });
+        self.release_retired();
+    }
+
+    /// The trees that were built take the place of the index, whose pages are dead from the next root on. Gives up the
+    /// sequence of the working state for that root.
+    pub(crate) fn replace_live(&mut self) {
+        let staged = std::mem::take(&mut self.staged);
+        let pages = self.space.replace_live(&staged);
+        self.retired.push_back(Retired { pages, death: Some(self.sequence), next: 0 });
+        self.frames.publish();
+        self.sequence += 1;
+    }
+
+    /// The root of the trees that were built is durable: readers find it from now on.
+    pub(crate) fn publish_replaced(&mut self, root: &Root) {
+        assert!(root.sequence + 1 == self.sequence, "nothing was published since the trees took their place");
+        self.shared.pins.publish(root);
+        self.reclaim.publish();
+        self.reclaim();
+        self.release_retired();
+        self.trim();
+    }
+
+    /// Frees some of the pages that went out of use all at once, if no reader can reach them and nothing leads back.
+    pub(crate) fn release_retired(&mut self) {
+        let Some(mut retired) = self.retired.pop_front() else { return };
+        if retired.death.is_some() {
+            self.shared.pins.pinned(&mut self.pinned);
+        }
+        let is_reached = |death| self.durable < death || self.pinned.first().is_some_and(|&root| root < death);
+        if retired.death.is_some_and(is_reached) {
+            self.retired.push_front(retired);
+            return;
+        }
+        let mut freed = 0;
+        while let Some((word, mut pages)) = retired.pages.take_word(retired.next) {
+            retired.next = word;
+            while pages != 0 {
+                let number = to_u32(word * 64) + pages.trailing_zeros();
+                pages &= pages - 1;
+                // What a checkpoint has yet to write stays out of use until that is over.
+                let saved = self.unwritten.contains(number);
+                self.free_dead(number, self.sequence, saved);
+                freed += 1;
+            }
+            if freed >= RETIRED_STEP_PAGES {
+                self.retired.push_front(retired);
+                return;
+            }
+        }
     }
 }
 

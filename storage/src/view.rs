@@ -24,7 +24,7 @@ pub struct View<'a> {
 const BODY_ROOM_BYTES: usize = 1 << 20;
 
 /// The whole key of a cell.
-fn whole_key(pages: &Pages, page: &PageBytes, cell: &Cell<'_>, into: &mut Vec<u8>) -> Paged<()> {
+pub(crate) fn whole_key(pages: &Pages, page: &PageBytes, cell: &Cell<'_>, into: &mut Vec<u8>) -> Paged<()> {
     into.clear();
     into.extend_from_slice(page::prefix(page));
     into.extend_from_slice(cell.suffix);
@@ -70,7 +70,7 @@ impl<'a> View<'a> {
     }
 
     /// The version at `at` in the chain that ends with `newest`.
-    fn walk_back(&self, newest: Version, at: i64) -> Paged<Option<Version>> {
+    pub(crate) fn walk_back(&self, newest: Version, at: i64) -> Paged<Option<Version>> {
         let mut version = newest;
         while version.modified.main > at {
             let Some((_, head)) = self.head(version.modified)? else { return Ok(None) };
@@ -187,7 +187,7 @@ impl<'a> View<'a> {
         }
     }
 
-    fn system_value(&self, cell: &Cell<'_>) -> Paged<Vec<u8>> {
+    pub(crate) fn system_value(&self, cell: &Cell<'_>) -> Paged<Vec<u8>> {
         let mut value = cell.value.to_vec();
         if let Some(extent) = cell.value_extent {
             self.pages.read_extent(extent, 0, &mut value)?;
