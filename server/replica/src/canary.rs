@@ -30,6 +30,10 @@ pub enum Canary {
     FutureWatchEarly,
     /// A watcher that fell behind the floor goes on from there, and is not told (etcd's issue 18089).
     CompactedWatchSkips,
+    /// A snapshot is acknowledged before its image is durable in the index's place.
+    SnapshotBeforeDurable,
+    /// Watchers are not told that a snapshot took the state's place: they go on behind it (etcd's issue 15271).
+    RestoredWatchSkips,
 }
 
 #[cfg(not(feature = "canaries"))]

@@ -119,6 +119,12 @@ mod tag {
     pub const RANGE_COUNT_ONLY: u8 = 4;
 }
 
+/// How many commands an entry's data says it holds; none if it does not say.
+pub fn command_count(data: &[u8]) -> u64 {
+    let count = data.get(COUNT_OFFSET..HEADER_BYTES).and_then(|count| count.try_into().ok());
+    count.map_or(0, |count| u64::from(u32::from_le_bytes(count)))
+}
+
 /// Encodes a batch; what [`decode_entry`] reads back.
 pub fn encode_entry(keyspace: KeyspaceId, items: &[Item]) -> Bytes {
     let mut builder = EntryBuilder::new(keyspace);

@@ -58,6 +58,12 @@ impl KeptHashes {
         self.running.is_some()
     }
 
+    /// The state was replaced: as after a start, no earlier compaction's hash is known. Those who wait are told in time.
+    pub fn forget(&mut self) {
+        self.kept.clear();
+        (self.running, self.survivors) = (None, None);
+    }
+
     /// Asks for the hash of a revision.
     pub fn lookup(&mut self, now: Duration, ticket: Ticket, revision: i64) -> Lookup {
         if let Some(kept) = self.kept.iter().find(|kept| kept.revision == revision) {

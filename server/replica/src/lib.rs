@@ -31,6 +31,7 @@ pub mod raft;
 pub mod read;
 pub mod request;
 pub mod system;
+pub mod transfer;
 pub mod validate;
 pub mod watch;
 

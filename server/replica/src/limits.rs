@@ -140,3 +140,44 @@ pub const TXN_DEPTH_MAX: usize = 160;
 const _: () = assert!(REVOKE_BATCH_MAX as u128 * 1_000 / REVOKE_INTERVAL.as_millis() <= 1_000);
 const _: () = assert!(UNAPPLIED_COMMANDS_MAX <= PENDING_COMMANDS_MAX);
 const _: () = assert!(ENTRY_BYTES_MAX as u64 <= PENDING_BYTES_MAX);
+
+/// Bytes a second of all snapshots that a member sends, together, unless its configuration says otherwise.
+pub const TRANSFER_BYTES_PER_SECOND: u64 = 32 * 1024 * 1024;
+
+/// Chunks of a snapshot that were sent and are not built into trees. The sender waits beyond it, and the receiver keeps no
+/// more in memory.
+pub const TRANSFER_CHUNKS_IN_FLIGHT_MAX: usize = 8;
+
+/// Snapshots that a member sends at once. Who needs one beyond that asks again.
+pub const TRANSFERS_MAX: usize = 8;
+
+/// Bytes that the copies of the *system* tree take for snapshots on their way, beyond which no other is begun; one that is
+/// larger by itself can't be sent.
+pub const TRANSFER_COPY_BYTES_MAX: usize = 256 * 1024 * 1024;
+
+/// Pages that one step of a sender reads from the kernel's cache before it lets others have their turn.
+pub const TRANSFER_LOADS_MAX: usize = 64;
+
+/// A sender that has nothing to send, or has heard nothing, repeats its offer after this long.
+pub const TRANSFER_OFFER_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A side that hears nothing of the other for this long gives up.
+pub const TRANSFER_IDLE_MAX: Duration = Duration::from_secs(30);
+
+/// Entries behind a snapshot that was installed are kept for its receiver for this long.
+pub const TRANSFER_CATCH_UP: Duration = Duration::from_secs(30);
+
+/// Physical compaction waits for a snapshot that is being sent no longer than this, or than twice the time that the index
+/// takes at the rate; the snapshot is given up then.
+pub const TRANSFER_HOLD_MAX: Duration = Duration::from_secs(10 * 60);
+
+/// A receiver that could not take a snapshot in takes no other for this long.
+pub const TRANSFER_RETRY_PAUSE: Duration = Duration::from_secs(10);
+
+/// Commands of applied entries that a member keeps in memory for members that lag, by default. Who lags further needs a
+/// snapshot.
+pub const CATCH_UP_COMMANDS: u64 = 5_000;
+
+/// Bytes of applied entries that a member keeps in memory for the receivers of snapshots on their way, which need them
+/// afterwards.
+pub const CATCH_UP_TRANSFER_BYTES_MAX: u64 = 256 * 1024 * 1024;

@@ -17,6 +17,7 @@ mod applying;
 mod config;
 mod membership;
 mod reads;
+mod transfers;
 mod upkeep;
 mod writes;
 
@@ -42,9 +43,11 @@ use crate::limits::{MESSAGES_MAX, REPLAYED_MUCH_SHARE};
 use crate::members::{Members, MembersError};
 use crate::peer::PeerMessage;
 use crate::raft::{RaftDriver, Role};
+use crate::transfer::{Receiver, Sender};
 use applying::Applying;
 use membership::Changes;
 use reads::Reads;
+use transfers::Installing;
 use writes::Proposal;
 
 /// What the shell must do.
@@ -69,6 +72,8 @@ pub enum Effect {
     Members(Arc<Members>),
     /// This member was removed: it stops, once answers and messages had their time to leave.
     Removed,
+    /// Tell the watch hub of every core that the state was replaced by one at this revision, without events.
+    Restored(i64),
 }
 
 /// Why the process must stop. Nothing is answered any more.
@@ -96,6 +101,9 @@ pub enum Fatal {
         /// Why.
         source: MembersError,
     },
+    /// The tables of a snapshot that was installed cannot be read.
+    #[error("the snapshot that was installed cannot be read")]
+    Snapshot(#[source] OpenError),
     /// A committed entry is for another store.
     #[error("entry {index} of the log is for keyspace {found}")]
     Keyspace {
@@ -121,6 +129,10 @@ pub struct Member {
     out: VecDeque<Outgoing>,
     /// For other members.
     messages: VecDeque<(u64, PeerMessage)>,
+    sender: Sender,
+    receiver: Receiver,
+    /// What raft-rs is to be told of while a snapshot is put in the index's place.
+    installing: Option<Installing>,
     /// Answers to compactions that wait for the physical work, by the floor it works towards.
     compactions: BTreeMap<i64, Vec<Answer>>,
     hashes: KeptHashes,
@@ -225,6 +237,9 @@ impl Member {
             reads: Reads::default(),
             out: VecDeque::new(),
             messages: VecDeque::new(),
+            sender: config.sender(machine.index()),
+            receiver: Receiver::default(),
+            installing: None,
             compactions: BTreeMap::new(),
             hashes: KeptHashes::default(),
             auto_compactor: AutoCompactor::new(now, config.auto_compaction),
@@ -314,7 +329,7 @@ impl Member {
     /// Saves the published state in the index's file, so that the next start has less of the log to replay. Done once
     /// the effects of the index that follow are done. False while it can't start: ask again after the next effects.
     pub fn checkpoint(&mut self) -> bool {
-        let can_start = !self.applying.is_mid_batch();
+        let can_start = !self.applying.is_mid_batch() && !self.is_installing();
         if can_start {
             self.start_checkpoint();
         }
@@ -400,6 +415,7 @@ impl Member {
                 let _ = self.raft.handle_message(from, message);
             }
             PeerMessage::Member(message) => self.handle_member_message(now, from, message),
+            PeerMessage::Transfer(message) => self.handle_transfer_message(now, from, message),
             PeerMessage::Forward(_) | PeerMessage::Refused(_) | PeerMessage::Question(_) | PeerMessage::Answer(_) => {}
         }
         self.pump(now);
@@ -408,6 +424,7 @@ impl Member {
     /// The link to a member works.
     pub fn handle_peer_up(&mut self, now: Duration, id: u64) {
         self.note_peer_up(now, id);
+        self.sender.handle_peer_up(now, id);
         self.pump(now);
     }
 
@@ -449,7 +466,7 @@ impl Member {
     /// The process must stop.
     pub fn handle_index_done(&mut self, now: Duration, id: IoId, result: Result<(), IoFailure>) -> Result<(), Fatal> {
         let outcome = self.machine.index_mut().handle_io(id, result).map_err(Fatal::from).and_then(|()| {
-            self.finish_checkpoints();
+            self.finish_checkpoints(now);
             self.pump(now);
             self.failure.take().map_or(Ok(()), Err)
         });
@@ -460,6 +477,7 @@ impl Member {
     /// A page that was asked for is resident.
     pub fn handle_page_loaded(&mut self, now: Duration, page: PageId) {
         self.applying.page_loaded(page);
+        self.sender.handle_page_loaded(page);
         self.pump(now);
     }
 
@@ -492,6 +510,7 @@ impl Member {
             self.checkpoint_retry(),
             self.changes_timeout(),
             self.stalled_until,
+            self.transfer_timeout(),
         ]
         .into_iter()
         .flatten()
@@ -538,14 +557,25 @@ impl Member {
 
     /// Carries what raft-rs wants to the log, to apply and to waiting reads, until it wants nothing more.
     fn pump(&mut self, now: Duration) {
+        loop {
+            self.pump_raft(now);
+            if self.failure.is_some() || !self.drive_transfers(now) {
+                return;
+            }
+        }
+    }
+
+    fn pump_raft(&mut self, now: Duration) {
         self.ask_for_reads(now);
         self.propose_changes(now);
         self.keep_published(now);
         loop {
             let (log, proposals, undurable) = (&mut self.log, &mut self.proposals, &mut self.undurable);
+            let mut newest = wal::AppendNumber(0);
             let mut append = |append: wal::Append| {
                 let last = append.entries.last().map(|entry| entry.index);
                 let number = log.append(append);
+                newest = number;
                 if let Some(last) = last {
                     undurable.push_back((number, last));
                     writes::note_append(proposals, last, number);
@@ -556,6 +586,10 @@ impl Member {
             if canary::is_on(Canary::AckBeforeSync) || canary::is_on(Canary::ApplyAboveDurable) {
                 self.take_for_durable(now);
             }
+            assert!(step.restored.is_none() || self.is_installing(), "only an image that is durable is restored");
+            if step.restored.is_some() && canary::is_on(Canary::SnapshotBeforeDurable) {
+                self.raft.handle_durable(newest);
+            }
             if let Some(role) = step.role {
                 self.role_changed(now, role);
             }
@@ -565,7 +599,9 @@ impl Member {
                     return;
                 }
             }
-            self.messages.extend(step.messages.into_iter().map(|message| (message.to, PeerMessage::Raft(message))));
+            for message in step.messages {
+                self.send(now, message);
+            }
             let beyond = self.messages.len().saturating_sub(MESSAGES_MAX);
             self.messages.drain(..beyond);
             for read in step.reads {

@@ -10,6 +10,7 @@
 //! question = kind 3: boot u64, number u64, what u8, lease i64
 //! member   = kind 5: a message about changes of the members (`members/codec.rs`)
 //! answer   = kind 4: boot u64, number u64, what u8, and: 0 ttl i64; 1 left i64, granted i64; 2 reason u8
+//! transfer = kind 6: about a snapshot, as the module `transfer` has it
 //! ```
 //!
 //! All integers are little-endian. Decoding is bounds-checked and accepts nothing beyond the content's end; what decodes
@@ -21,6 +22,7 @@ use raft::eraftpb::Message;
 
 use crate::limits::{FORWARD_BYTES_MAX, REFUSED_RANGES_MAX};
 use crate::members::{MemberMessage, MembersError};
+use crate::transfer::{TransferError, TransferMessage};
 
 /// The version of the encoding.
 const VERSION: u8 = 1;
@@ -31,6 +33,7 @@ mod tag {
     pub const QUESTION: u8 = 3;
     pub const ANSWER: u8 = 4;
     pub const MEMBER: u8 = 5;
+    pub const TRANSFER: u8 = 6;
 
     pub const KEEP_ALIVE: u8 = 0;
     pub const TIME_TO_LIVE: u8 = 1;
@@ -52,6 +55,8 @@ pub enum PeerMessage {
     Answer(Answer),
     /// About changes of the members.
     Member(MemberMessage),
+    /// About a snapshot.
+    Transfer(TransferMessage),
 }
 
 /// Writes that were forwarded and are not taken. None of them was or will be proposed in this term, and those of earlier
@@ -170,6 +175,9 @@ pub enum PeerDecodeError {
     /// More of something than is ever sent.
     #[error("a peer message is larger than is ever sent")]
     TooLarge,
+    /// A message about a snapshot that is none.
+    #[error(transparent)]
+    Transfer(#[from] TransferError),
 }
 
 impl PeerMessage {
@@ -179,6 +187,7 @@ impl PeerMessage {
             PeerMessage::Raft(message) => Lane::of(message.get_msg_type()),
             PeerMessage::Forward(_) | PeerMessage::Refused(_) | PeerMessage::Member(_) => Some(Lane::Log),
             PeerMessage::Question(_) | PeerMessage::Answer(_) => Some(Lane::Control),
+            PeerMessage::Transfer(_) => Some(Lane::Bulk),
         }
     }
 
@@ -210,6 +219,10 @@ impl PeerMessage {
                 buffer.put_u8(tag::MEMBER);
                 buffer.put_slice(&message.to_bytes());
             }
+            PeerMessage::Transfer(message) => {
+                buffer.put_u8(tag::TRANSFER);
+                message.put(&mut buffer);
+            }
         }
         Some(buffer.freeze())
     }
@@ -236,6 +249,7 @@ impl PeerMessage {
                 let message = MemberMessage::from_bytes(&body[2..]).map_err(PeerDecodeError::Member)?;
                 return Ok(PeerMessage::Member(message));
             }
+            tag::TRANSFER => return Ok(PeerMessage::Transfer(TransferMessage::decode(&body.slice(2..))?)),
             tag::REFUSED => PeerMessage::Refused(reader.refused()?),
             tag::QUESTION => PeerMessage::Question(reader.question()?),
             tag::ANSWER => PeerMessage::Answer(reader.answer()?),

@@ -88,6 +88,21 @@ impl Machine {
         }
     }
 
+    /// The index holds another state now: a snapshot was installed. What was begun and not published is gone. The caller
+    /// has read the leases, alarms and members from it. Returns the keep-alives that waited for revocations.
+    pub fn handle_installed(&mut self, lessor: Lessor, alarms: Alarms, members: Members) -> Vec<Ticket> {
+        self.revision = self.index.view().revision();
+        (self.changes, self.mid_command, self.fits_quota, self.over_quota) = (0, false, true, false);
+        (self.delete_run, self.txn_run) = (None, None);
+        self.system_writes.clear();
+        self.events.clear();
+        let mut waiters = std::mem::take(&mut self.revoked_waiters);
+        waiters.extend(std::mem::replace(&mut self.lessor, lessor).demote());
+        self.alarms = alarms;
+        (self.members, self.members_changed) = (Arc::new(members), true);
+        waiters
+    }
+
     /// The index.
     pub fn index(&self) -> &Index {
         &self.index

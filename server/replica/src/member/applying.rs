@@ -52,6 +52,8 @@ pub(super) struct Applying {
     to_load: VecDeque<PageId>,
     /// The page that physical compaction waits for. Nothing else waits for it.
     for_compaction: Option<(PageId, Snapshot)>,
+    /// Pages that snapshots on their way out wait for, one each at most.
+    for_transfers: Vec<(PageId, Snapshot)>,
     /// Entries that are applied and not published.
     applied: Vec<(Entry, Option<Proposal>)>,
 }
@@ -66,6 +68,7 @@ impl Applying {
             loading: Vec::new(),
             to_load: VecDeque::new(),
             for_compaction: None,
+            for_transfers: Vec::new(),
             applied: Vec::new(),
         }
     }
@@ -108,6 +111,7 @@ impl Applying {
     pub(super) fn page_loaded(&mut self, page: PageId) {
         self.loading.retain(|(loading, _)| *loading != page);
         self.for_compaction.take_if(|(loading, _)| *loading == page);
+        self.for_transfers.retain(|(loading, _)| *loading != page);
     }
 
     pub(super) fn is_loading(&self) -> bool {
@@ -135,9 +139,28 @@ impl Applying {
         self.for_compaction = Some((page, pin));
     }
 
+    /// A snapshot that is being sent needs a page.
+    pub(super) fn need_for_transfer(&mut self, page: PageId, pin: Snapshot) {
+        if !self.is_requested(page) {
+            self.to_load.push_back(page);
+        }
+        self.for_transfers.push((page, pin));
+    }
+
+    /// The state was replaced: what was to be applied is part of it.
+    pub(super) fn restore(&mut self, applied: Applied, revision: i64) {
+        self.queue.clear();
+        self.applied.clear();
+        self.unapplied_commands = 0;
+        self.published = applied;
+        self.published_revision = revision;
+        // Pages that were asked for come all the same, and are not needed.
+        self.loading.clear();
+    }
+
     /// Whether the page is being loaded. It is asked for once: its pins end when it is there.
     fn is_requested(&self, page: PageId) -> bool {
-        self.loading.iter().chain(&self.for_compaction).any(|(loading, _)| *loading == page)
+        self.loading.iter().chain(&self.for_compaction).chain(&self.for_transfers).any(|(loading, _)| *loading == page)
     }
 
     pub(super) fn compaction_waits(&self) -> bool {
@@ -158,6 +181,7 @@ impl Member {
     /// Applies a batch of committed entries and publishes it. False when there is nothing that can be done now.
     pub(super) fn apply_some(&mut self, now: Duration) -> bool {
         if self.stalled_until.is_some()
+            || self.is_installing()
             || self.applying.is_loading()
             || (self.applying.queue.is_empty() && self.applying.applied.is_empty())
         {
@@ -265,7 +289,7 @@ impl Member {
         for ticket in self.machine.take_revoked_waiters() {
             self.answer(ticket, Ok(Response::LeaseKeepAlive { ttl_seconds: 0 }));
         }
-        self.raft.handle_applied(applied.index);
+        self.raft.handle_applied(applied.index, self.sender.oldest_index());
         if self.is_ready() {
             self.machine.lessor_mut().promote(now);
         }

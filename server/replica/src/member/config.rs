@@ -9,7 +9,9 @@ use crate::alarm::Alarms;
 use crate::apply::Machine;
 use crate::auto_compaction::AutoCompaction;
 use crate::lease::Lessor;
-use crate::limits::{CHECKPOINT_LOG_BYTES, LEARNERS_MAX_DEFAULT, PENDING_BYTES_MAX};
+use crate::limits::{
+    CATCH_UP_COMMANDS, CHECKPOINT_LOG_BYTES, LEARNERS_MAX_DEFAULT, PENDING_BYTES_MAX, TRANSFER_BYTES_PER_SECOND,
+};
 use crate::members::{Attributes, MemberRecord, Members};
 use crate::quota::Quota;
 use crate::raft::{Membership, MembershipError, RaftConfig, Restored};
@@ -54,6 +56,10 @@ pub struct MemberConfig {
     pub checkpoint_log_bytes: u64,
     /// See [`PENDING_BYTES_MAX`], which is its default.
     pub pending_bytes_max: u64,
+    /// Commands of applied entries that are kept in memory for members that lag; see [`CATCH_UP_COMMANDS`].
+    pub catch_up_commands: u64,
+    /// Bytes a second of the snapshots that it sends; see [`TRANSFER_BYTES_PER_SECOND`].
+    pub transfer_bytes_per_second: u64,
 }
 
 impl MemberConfig {
@@ -77,6 +83,8 @@ impl MemberConfig {
             log_reserve_bytes: wal::limits::ROOM_RESERVE_DEFAULT_BYTES,
             checkpoint_log_bytes: CHECKPOINT_LOG_BYTES,
             pending_bytes_max: PENDING_BYTES_MAX,
+            catch_up_commands: CATCH_UP_COMMANDS,
+            transfer_bytes_per_second: TRANSFER_BYTES_PER_SECOND,
         }
     }
 
@@ -94,16 +102,27 @@ impl MemberConfig {
             election_timeout: self.election_timeout,
             heartbeat_interval: self.heartbeat_interval,
             seed: self.seed,
+            catch_up_commands: self.catch_up_commands,
         }
     }
 
     /// The machine over an index, with its tables read from it.
     pub(super) fn machine(&self, index: Index, membership: &Membership) -> Result<Machine, OpenError> {
-        let leases = resident(&index, |index| system::leases(&index.view()))?;
-        let alarms = resident(&index, |index| system::alarms(&index.view()))?;
-        let members = resident(&index, |index| Members::restore(&index.view(), membership))?;
+        let (lessor, alarms, members) = self.tables(&index, membership)?;
+        Ok(Machine::new(index, lessor, alarms, members, Quota::from_flag(self.quota_bytes)))
+    }
+
+    /// The tables that an index holds.
+    pub(super) fn tables(
+        &self,
+        index: &Index,
+        membership: &Membership,
+    ) -> Result<(Lessor, Alarms, Members), OpenError> {
+        let leases = resident(index, |index| system::leases(&index.view()))?;
+        let alarms = resident(index, |index| system::alarms(&index.view()))?;
+        let members = resident(index, |index| Members::restore(&index.view(), membership))?;
         let lessor = Lessor::new(self.election_timeout, self.heartbeat_interval, leases?);
-        Ok(Machine::new(index, lessor, Alarms::restore(alarms?), members?, Quota::from_flag(self.quota_bytes)))
+        Ok((lessor, Alarms::restore(alarms?), members?))
     }
 }
 

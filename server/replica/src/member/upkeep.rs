@@ -22,7 +22,7 @@ impl Member {
     pub(super) fn start_checkpoint_if_wanted(&mut self) {
         // On a full disk the next attempt is a matter of time.
         let wanted = self.machine.index().wants_checkpoint() || self.replay_is_long();
-        if wanted && !self.is_index_full() {
+        if wanted && !self.is_index_full() && !self.is_installing() {
             self.start_checkpoint();
         }
     }
@@ -60,7 +60,7 @@ impl Member {
         if self.stop_saved || self.log.replay_bytes() == 0 {
             return true;
         }
-        self.stop_saved = self.checkpoint();
+        self.stop_saved = !self.is_installing() && self.checkpoint();
         false
     }
 
@@ -70,7 +70,8 @@ impl Member {
 
     /// When a checkpoint is tried again that a full disk stopped. It also finds out that there is space again.
     pub(super) fn checkpoint_retry(&self) -> Option<Duration> {
-        (self.is_index_full() && !self.applying.is_mid_batch()).then_some(self.next_checkpoint_retry)
+        (self.is_index_full() && !self.applying.is_mid_batch() && !self.is_installing())
+            .then_some(self.next_checkpoint_retry)
     }
 
     pub(super) fn retry_checkpoint(&mut self, now: Duration) {
@@ -101,14 +102,17 @@ impl Member {
     /// Starts a checkpoint if the newest one lacks something, and none is under way; whoever asked looks again.
     pub(super) fn checkpoint_on_request(&mut self) -> Response {
         let published_index = self.applying.published().index;
-        if self.saved_index < published_index && !self.applying.is_mid_batch() {
+        if self.saved_index < published_index && !self.applying.is_mid_batch() && !self.is_installing() {
             self.start_checkpoint();
         }
         Response::Checkpoint { published_index, saved_index: self.saved_index }
     }
 
-    pub(super) fn finish_checkpoints(&mut self) {
+    pub(super) fn finish_checkpoints(&mut self, now: Duration) {
         while let Some(done) = self.machine.index_mut().poll_checkpoint_done() {
+            if done.installed {
+                self.index_installed(now);
+            }
             self.saved_index = done.applied.index;
             self.replayed_much &= self.saved_index < self.replayed_to;
             let anchor = Anchor::from_bytes(&done.anchor).expect("the index gives back the anchor it was given");
@@ -144,7 +148,8 @@ impl Member {
     /// When the next step of physical compaction is due.
     pub(super) fn compaction_due(&self) -> Option<Duration> {
         let index = self.machine.index();
-        let blocked = self.applying.compaction_waits() || self.applying.is_mid_batch() || index.must_wait();
+        let held = self.sender.holds_compaction() || self.is_installing();
+        let blocked = held || self.applying.compaction_waits() || self.applying.is_mid_batch() || index.must_wait();
         let can_go_on = index.compaction_pending() && !blocked;
         can_go_on.then_some(self.next_compaction)
     }
@@ -219,7 +224,7 @@ impl Member {
     }
 
     /// Answers the compactions that waited for the physical work up to their floor.
-    fn compaction_finished(&mut self, now: Duration, floor: i64) {
+    pub(super) fn compaction_finished(&mut self, now: Duration, floor: i64) {
         while let Some(entry) = self.compactions.first_entry().filter(|entry| *entry.key() <= floor) {
             for (ticket, result) in entry.remove() {
                 let effect = Effect::Answer { ticket, result };

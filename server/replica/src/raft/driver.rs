@@ -8,10 +8,10 @@ use garboard_transport::{Rejection, ReplicaFacts};
 use garboard_wal as wal;
 use garboard_wal::{Append, AppendNumber};
 use raft::eraftpb::{Entry, HardState, Message, MessageType};
-use raft::{Config, RawNode, Ready, StateRole};
+use raft::{Config, RawNode, Ready, SnapshotStatus, StateRole};
 
 use super::membership::{Membership, MembershipChange};
-use super::store::{LogStore, from_log, to_log};
+use super::store::{Keep, LogStore, from_log, to_log};
 use crate::limits;
 
 /// Bytes of entries in one message to a peer.
@@ -36,6 +36,8 @@ pub struct RaftConfig {
     pub heartbeat_interval: Duration,
     /// Seed of the election timer's jitter.
     pub seed: u64,
+    /// Commands of applied entries that are kept in memory for members that lag.
+    pub catch_up_commands: u64,
 }
 
 /// What a member's Raft starts from.
@@ -96,6 +98,8 @@ pub struct Step {
     pub messages: Vec<Message>,
     /// The role changed, or the leader.
     pub role: Option<Role>,
+    /// A snapshot at this index has taken the place of the log.
+    pub restored: Option<u64>,
 }
 
 /// A step of raft-rs that waits for the log.
@@ -106,6 +110,8 @@ struct InFlight {
     append: Option<AppendNumber>,
     /// What may leave once it is durable.
     messages: Vec<Message>,
+    /// The index of the snapshot that it restored.
+    restored: Option<u64>,
 }
 
 /// Raft of one member.
@@ -123,6 +129,8 @@ pub struct RaftDriver {
     removed: Vec<u64>,
     role: Role,
     reads_issued: u64,
+    /// Commands of applied entries that are kept for members that lag.
+    catch_up_commands: u64,
     timer: Timer,
 }
 
@@ -203,6 +211,7 @@ impl RaftDriver {
             removed: Vec::new(),
             role: Role::Follower(0),
             reads_issued: 0,
+            catch_up_commands: config.catch_up_commands,
             timer,
         };
         driver.campaign_if_alone();
@@ -317,11 +326,46 @@ impl RaftDriver {
         Some(self.reads_issued)
     }
 
-    /// Everything up to this index is applied.
-    pub fn handle_applied(&mut self, index: u64) {
+    /// Everything up to this index is applied. What lies behind `needed_from` is kept for the receiver of a snapshot.
+    pub fn handle_applied(&mut self, index: u64, needed_from: Option<u64>) {
         self.node.advance_apply_to(index);
-        let keep_bytes = if self.is_alone() { 0 } else { limits::CATCH_UP_BYTES_MAX };
-        self.node.mut_store().handle_applied(index, keep_bytes);
+        let alone = self.is_alone();
+        let keep = Keep {
+            bytes: if alone { 0 } else { limits::CATCH_UP_BYTES_MAX },
+            commands: if alone { 0 } else { self.catch_up_commands },
+            behind: needed_from.map(|index| (index, limits::CATCH_UP_TRANSFER_BYTES_MAX)),
+        };
+        self.node.mut_store().handle_applied(index, &self.membership, keep);
+    }
+
+    /// Whether a snapshot at this entry would take this member further than its log does.
+    pub fn needs_snapshot(&self, index: u64, term: u64) -> bool {
+        let raft = &self.node.raft;
+        raft.state != StateRole::Leader && index > raft.raft_log.committed && !raft.raft_log.match_term(index, term)
+    }
+
+    /// Hands a snapshot to raft-rs whose image is durable: a member sent it that had applied that entry, and this member
+    /// needs it. [`Step::restored`] tells of it. False while no leader is known in whose name that could be done.
+    pub fn restore(&mut self, index: u64, term: u64, membership: &Membership) -> bool {
+        assert!(self.needs_snapshot(index, term), "the caller has asked");
+        let mut message = Message::default();
+        message.set_msg_type(MessageType::MsgSnapshot);
+        // What is applied anywhere is committed for ever: a later leader's log holds it, too, and it is that one that must
+        // hear how far this member is.
+        (message.from, message.to, message.term) = (self.node.raft.leader_id, self.id(), self.term());
+        if message.from == 0 || term > message.term {
+            return false;
+        }
+        let metadata = message.mut_snapshot().mut_metadata();
+        (metadata.index, metadata.term) = (index, term);
+        *metadata.mut_conf_state() = membership.to_conf_state();
+        self.node.step(message).is_ok() && self.node.snap().is_some()
+    }
+
+    /// What became of a snapshot that raft-rs wanted to be sent.
+    pub fn report_snapshot(&mut self, to: u64, installed: bool) {
+        let status = if installed { SnapshotStatus::Finish } else { SnapshotStatus::Failure };
+        self.node.report_snapshot(to, status);
     }
 
     /// A committed change of membership is applied.
@@ -367,17 +411,21 @@ impl RaftDriver {
 
     /// Appends up to this number are durable, in this process's order.
     pub fn handle_durable(&mut self, durable: AppendNumber) {
-        let mut persisted = None;
+        let (mut persisted, mut restored) = (None, None);
         while let Some(step) = self.in_flight.front() {
             if step.append.is_some_and(|append| append > durable) {
                 break;
             }
             let step = self.in_flight.pop_front().expect("the front was just seen");
             persisted = Some(step.ready);
+            restored = step.restored.or(restored);
             self.released.extend(step.messages);
         }
         if let Some(ready) = persisted {
             self.node.on_persist_ready(ready);
+        }
+        if let Some(index) = restored {
+            self.node.advance_apply_to(index);
         }
     }
 
@@ -442,18 +490,19 @@ impl RaftDriver {
             return Some(Step { messages: std::mem::take(&mut self.released), ..Step::default() });
         }
         let mut ready = self.node.ready();
-        assert!(ready.snapshot().is_empty(), "no peer sends snapshots");
+        let restored = self.take_over_snapshot(&ready);
         let mut step = Step {
             committed: ready.take_committed_entries().iter().map(to_log).collect(),
             reads: ready.take_read_states().iter().filter_map(|state| self.read_confirmed(state)).collect(),
             messages: std::mem::take(&mut self.released),
             role: None,
+            restored,
         };
         step.messages.extend(ready.take_messages());
         let append = self.append(&mut ready, append);
         let (late, early) = ready.take_persisted_messages().into_iter().partition(speaks_of_durable_state);
         step.messages.extend::<Vec<Message>>(early);
-        self.in_flight.push_back(InFlight { ready: ready.number(), append, messages: late });
+        self.in_flight.push_back(InFlight { ready: ready.number(), append, messages: late, restored });
         self.node.advance_append_async(ready);
         step.role = self.role_change();
         // Steps without an append are as durable as what stands before them.
@@ -463,6 +512,17 @@ impl RaftDriver {
             self.released.extend(step.messages);
         }
         Some(step)
+    }
+
+    /// A snapshot takes the place of the entries in memory, at once: raft-rs reads what is there.
+    fn take_over_snapshot(&mut self, ready: &Ready) -> Option<u64> {
+        if ready.snapshot().is_empty() {
+            return None;
+        }
+        let metadata = ready.snapshot().get_metadata();
+        self.membership = Membership::from_conf_state(metadata.get_conf_state());
+        self.node.mut_store().restore(metadata.index, metadata.term, self.membership.clone());
+        Some(metadata.index)
     }
 
     fn append(&mut self, ready: &mut Ready, append: &mut dyn FnMut(Append) -> AppendNumber) -> Option<AppendNumber> {

@@ -82,6 +82,18 @@ impl Membership {
         ConfState::from((self.voters.clone(), self.learners.clone()))
     }
 
+    /// Whether it is one that raft-rs can be given: somebody votes, nobody is named twice, and no id is 0.
+    pub fn is_sound(&self) -> bool {
+        let mut ids: Vec<u64> = self.voters.iter().chain(&self.learners).copied().collect();
+        ids.sort_unstable();
+        !self.voters.is_empty() && ids.first() != Some(&0) && ids.is_sorted_by(|a, b| a < b)
+    }
+
+    /// From what a snapshot of raft-rs says; members in order.
+    pub(crate) fn of(state: &ConfState) -> Membership {
+        Membership::from_conf_state(state)
+    }
+
     /// From what raft-rs holds; members in order.
     pub(super) fn from_conf_state(state: &ConfState) -> Membership {
         assert!(state.get_voters_outgoing().is_empty(), "memberships change by one member at a time");

@@ -7,6 +7,7 @@ use raft::eraftpb::{Entry, EntryType, HardState, Snapshot};
 use raft::{GetEntriesContext, RaftState, Storage, StorageError};
 
 use super::membership::Membership;
+use crate::codec::command_count;
 
 /// What an entry costs in memory beside its data.
 const ENTRY_OVERHEAD_BYTES: u64 = 128;
@@ -25,8 +26,20 @@ pub(super) struct LogStore {
     bytes: u64,
     applied_index: u64,
     applied_bytes: u64,
+    applied_commands: u64,
+    /// The members as of the applied index.
+    membership: Membership,
     /// What raft-rs starts from; not kept up to date.
-    initial: (HardState, Membership),
+    initial: HardState,
+}
+
+/// How much of what is applied is kept for members that lag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Keep {
+    pub(super) bytes: u64,
+    pub(super) commands: u64,
+    /// Entries behind this one are kept up to these bytes, however many commands they hold.
+    pub(super) behind: Option<(u64, u64)>,
 }
 
 impl LogStore {
@@ -38,8 +51,15 @@ impl LogStore {
             bytes: 0,
             applied_index: base_index,
             applied_bytes: 0,
-            initial: (hard_state, membership),
+            applied_commands: 0,
+            membership,
+            initial: hard_state,
         }
+    }
+
+    /// A snapshot takes the place of all entries.
+    pub(super) fn restore(&mut self, index: u64, term: u64, membership: Membership) {
+        *self = LogStore::new(index, term, std::mem::take(&mut self.initial), membership);
     }
 
     /// Bytes that the entries take that are not applied.
@@ -67,24 +87,45 @@ impl LogStore {
         }
     }
 
-    /// Entries up to `index` are applied. Forgets the oldest of them, but for `keep_bytes`.
-    pub(super) fn handle_applied(&mut self, index: u64, keep_bytes: u64) {
+    /// Entries up to `index` are applied, and these are the members then. Forgets the oldest of them, but for what is
+    /// to be kept.
+    pub(super) fn handle_applied(&mut self, index: u64, membership: &Membership, keep: Keep) {
         assert!(index <= self.newest_index(), "only entries that are held are applied");
         while self.applied_index < index {
             self.applied_index += 1;
-            self.applied_bytes += cost(&self.entries[self.position(self.applied_index)]);
+            let entry = &self.entries[self.position(self.applied_index)];
+            self.applied_bytes += cost(entry);
+            self.applied_commands += commands(entry);
         }
-        while self.applied_bytes > keep_bytes {
-            let entry = self.entries.pop_front().expect("applied bytes are of entries that are held");
+        if self.membership != *membership {
+            self.membership = membership.clone();
+        }
+        while self.base_index < self.applied_index && self.is_dispensable(keep) {
+            let entry = self.entries.pop_front().expect("applied entries behind the base are held");
             self.bytes -= cost(&entry);
             self.applied_bytes -= cost(&entry);
+            self.applied_commands -= commands(&entry);
             self.base_index = entry.index;
             self.base_term = entry.term;
         }
     }
 
+    /// Whether the oldest entry, which is applied, need not be kept.
+    fn is_dispensable(&self, keep: Keep) -> bool {
+        let needed = keep.behind.is_some_and(|(index, bytes)| self.base_index >= index && self.applied_bytes <= bytes);
+        !needed && (self.applied_bytes > keep.bytes || self.applied_commands > keep.commands)
+    }
+
     fn position(&self, index: u64) -> usize {
         usize::try_from(index - self.base_index - 1).expect("the entries fit in memory")
+    }
+}
+
+/// How many commands an entry holds: what etcd, which has one in each, would count as entries.
+fn commands(entry: &Entry) -> u64 {
+    match entry.get_entry_type() {
+        EntryType::EntryNormal => command_count(&entry.data).max(1),
+        EntryType::EntryConfChange | EntryType::EntryConfChangeV2 => 1,
     }
 }
 
@@ -95,8 +136,7 @@ fn cost(entry: &Entry) -> u64 {
 
 impl Storage for LogStore {
     fn initial_state(&self) -> raft::Result<RaftState> {
-        let (hard_state, membership) = &self.initial;
-        Ok(RaftState::new(hard_state.clone(), membership.to_conf_state()))
+        Ok(RaftState::new(self.initial.clone(), self.membership.to_conf_state()))
     }
 
     fn entries(
@@ -145,8 +185,17 @@ impl Storage for LogStore {
         Ok(self.newest_index())
     }
 
-    fn snapshot(&self, _request_index: u64, _to: u64) -> raft::Result<Snapshot> {
-        Err(StorageError::SnapshotTemporarilyUnavailable.into())
+    /// What a snapshot would be of that is made now. The content goes another way.
+    fn snapshot(&self, request_index: u64, _to: u64) -> raft::Result<Snapshot> {
+        if self.applied_index == 0 || self.applied_index < request_index {
+            return Err(StorageError::SnapshotTemporarilyUnavailable.into());
+        }
+        let mut snapshot = Snapshot::default();
+        let metadata = snapshot.mut_metadata();
+        metadata.index = self.applied_index;
+        metadata.term = self.term(self.applied_index)?;
+        *metadata.mut_conf_state() = self.membership.to_conf_state();
+        Ok(snapshot)
     }
 }
 

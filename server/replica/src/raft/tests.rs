@@ -11,7 +11,14 @@ const ELECTION: Duration = Duration::from_millis(1_000);
 const HEARTBEAT: Duration = Duration::from_millis(100);
 
 fn config(id: u64) -> RaftConfig {
-    RaftConfig { id, boot: 1, election_timeout: ELECTION, heartbeat_interval: HEARTBEAT, seed: id }
+    RaftConfig {
+        id,
+        boot: 1,
+        election_timeout: ELECTION,
+        heartbeat_interval: HEARTBEAT,
+        seed: id,
+        catch_up_commands: 5_000,
+    }
 }
 
 /// A member with a log that becomes durable when the test says so.
@@ -134,7 +141,7 @@ fn applied_entries_leave_the_memory() {
     node.propose("a").unwrap();
     node.make_durable(2);
     assert!(node.driver.unapplied_bytes() > 0);
-    node.driver.handle_applied(2);
+    node.driver.handle_applied(2, None);
     assert_eq!(node.driver.unapplied_bytes(), 0);
     node.propose("b").unwrap();
     node.make_durable(3);
@@ -154,7 +161,7 @@ fn a_leader_without_peers_needs_no_ticks() {
 fn a_change_of_membership_goes_through_the_log_in_our_own_encoding() {
     let mut node = Node::single();
     node.make_durable(1);
-    node.driver.handle_applied(1);
+    node.driver.handle_applied(1, None);
     let change = MembershipChange { kind: ChangeKind::AddLearner, member_id: 2 };
     let proposed = node.driver.propose_change(b"record".to_vec(), change).unwrap();
     node.poll();

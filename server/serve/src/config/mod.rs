@@ -32,6 +32,8 @@ pub const DEFAULT_MAX_TXN_OPS: usize = 128;
 pub const DEFAULT_SNAPSHOT_COUNT: u64 = 10_000;
 /// Default of `--max-learners`.
 pub const DEFAULT_MAX_LEARNERS: usize = 1;
+/// Default of `--snapshot-catchup-entries`.
+pub const DEFAULT_CATCH_UP_COMMANDS: u64 = 5_000;
 /// The quota when none is given.
 pub const DEFAULT_QUOTA_BYTES: u64 = 2 * 1024 * 1024 * 1024;
 /// Smallest value of `--checkpoint-bytes`: below it every few commits would rewrite the index's upper pages.
@@ -113,6 +115,8 @@ pub struct Config {
     pub max_learners: usize,
     /// Accepted for the manifests that set it; checkpoints follow the bytes that have changed.
     pub snapshot_count: u64,
+    /// Commands of the log that are kept in memory for members that lag.
+    pub catch_up_commands: u64,
     /// The size beyond which writes are refused; nothing: no quota.
     pub quota_bytes: Option<u64>,
     /// Most operations in a transaction.
@@ -420,6 +424,7 @@ fn build(personality: Personality, values: &Values, warnings: &mut Vec<Warning>)
         strict_reconfig: values.get("strict-reconfig-check").is_none() || values.boolean("strict-reconfig-check")?,
         max_learners: values.number("max-learners", DEFAULT_MAX_LEARNERS, 1, MEMBERS_MAX)?,
         snapshot_count: values.number("snapshot-count", DEFAULT_SNAPSHOT_COUNT, 1, u64::MAX)?,
+        catch_up_commands: values.number("snapshot-catchup-entries", DEFAULT_CATCH_UP_COMMANDS, 0, u64::MAX)?,
         quota_bytes: quota(values)?,
         max_txn_ops: values.number("max-txn-ops", DEFAULT_MAX_TXN_OPS, 1, usize::from(u16::MAX))?,
         max_request_bytes: values.number("max-request-bytes", DEFAULT_MAX_REQUEST_BYTES, 1, MAX_REQUEST_BYTES_LIMIT)?,

@@ -49,6 +49,7 @@ fn without_flags_a_server_listens_on_localhost_with_etcds_limits_and_identity() 
     assert_eq!(config.max_request_bytes, 1_572_864);
     assert_eq!(config.max_txn_ops, 128);
     assert_eq!(config.snapshot_count, 10_000);
+    assert_eq!(config.catch_up_commands, 5_000);
     assert_eq!(config.quota_bytes, Some(2_147_483_648));
     assert_eq!(config.auto_compaction, AutoCompaction::Off);
     assert_eq!(config.request_timeout(), Duration::from_secs(7));

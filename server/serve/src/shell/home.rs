@@ -285,6 +285,12 @@ impl Home {
                 }
                 Effect::Members(members) => self.set_members(members),
                 Effect::Removed => self.leave(),
+                Effect::Restored(revision) => {
+                    for core in self.outgoing.iter().skip(1) {
+                        core.push(ToCore::Restore(revision));
+                    }
+                    self.core.watches().restore(revision);
+                }
                 Effect::Answer { ticket, result } => {
                     let published = self.member.answered_from();
                     if ticket.core == 0 {

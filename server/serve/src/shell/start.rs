@@ -258,6 +258,7 @@ fn member_config(config: &Config, standing: &Standing) -> Result<MemberConfig, S
             config::AutoCompaction::Revision(count) => AutoCompaction::Revision(count),
         },
         pending_bytes_max: memory::pending_bytes_max(),
+        catch_up_commands: config.catch_up_commands,
         ..MemberConfig::single(member_id)
     })
 }

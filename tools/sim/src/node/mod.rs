@@ -122,6 +122,8 @@ pub struct Node {
     pub members: Arc<Members>,
     /// Published changes since they were last taken, in order.
     pub events: Vec<Arc<EventBatch>>,
+    /// Revisions of snapshots that took the state's place since they were last taken.
+    pub restored: Vec<i64>,
     /// Entries that were handed to the disk since they were last taken, in order.
     pub logged: Vec<wal::Entry>,
     /// Pages that readers asked for and that are there since this was last taken.
@@ -190,6 +192,7 @@ impl Node {
             answers: Vec::new(),
             members: Arc::default(),
             events: Vec::new(),
+            restored: Vec::new(),
             logged: Vec::new(),
             loaded: Vec::new(),
             log_id,
@@ -409,6 +412,12 @@ impl Node {
                 Effect::Members(members) => self.members = members,
                 // Tests ask the member itself.
                 Effect::Removed => {}
+                Effect::Restored(revision) => {
+                    assert!(revision >= self.last_event_revision, "no snapshot goes back");
+                    assert!(revision <= self.member.reader().revision(), "a snapshot is told of once it is published");
+                    self.last_event_revision = revision;
+                    self.restored.push(revision);
+                }
                 Effect::LoadPage(page) => self.start(Pending::Page(page)),
                 Effect::Index(io) => self.start_index(io),
                 Effect::Log(effect) => self.start_log(effect),
@@ -459,6 +468,7 @@ impl Node {
         self.pending.clear();
         self.answers.clear();
         self.events.clear();
+        self.restored.clear();
         self.logged.clear();
         self.loaded.clear();
         self.writes.clear();

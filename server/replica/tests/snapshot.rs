@@ -1,0 +1,371 @@
+//! Members that lag further than the log reaches are filled with a snapshot, on simulated disks, whatever happens.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use bytes::Bytes;
+use garboard_replica::envelope::Request;
+use garboard_replica::peer::PeerMessage;
+use garboard_replica::raft::Membership;
+use garboard_replica::request::{Command, DeleteRange, KeyRange, Put};
+use garboard_replica::transfer::TransferMessage;
+use garboard_replica::{MemberConfig, limits};
+use garboard_sim::node::{Node, read};
+use garboard_simdisk::Rng;
+use garboard_storage::hash::{HashKv, KvHasher};
+use garboard_storage::{Bounds, Revision};
+
+const STEP: Duration = Duration::from_millis(5);
+
+struct Cluster {
+    nodes: Vec<Node>,
+    rng: Rng,
+    /// Members that nobody hears and that hear nobody.
+    cut: Vec<usize>,
+    /// Of a hundred messages about snapshots, so many are lost.
+    loss: u64,
+    on_the_way: VecDeque<(usize, usize, PeerMessage)>,
+    chunks: u64,
+    transferred: u64,
+    dirty_max: u64,
+}
+
+fn config(id: u64, members: &Membership) -> MemberConfig {
+    MemberConfig { initial_members: members.clone(), catch_up_commands: 20, ..MemberConfig::single(id) }
+}
+
+impl Cluster {
+    fn new(seed: u64, voters: u64, learners: u64) -> Cluster {
+        let members =
+            Membership { voters: (1..=voters).collect(), learners: (voters + 1..=voters + learners).collect() };
+        let node = |id| {
+            let mut node = Node::with(seed * 10 + id, config(id, &members));
+            (node.index_config.checkpoint_bytes, node.index_config.dirty_bytes_max) = (1 << 20, 2 << 20);
+            node.restart_pause = Duration::ZERO;
+            node
+        };
+        println!("seed {seed}");
+        Cluster {
+            nodes: (1..=voters + learners).map(node).collect(),
+            rng: Rng::new(seed),
+            cut: Vec::new(),
+            loss: 0,
+            on_the_way: VecDeque::new(),
+            chunks: 0,
+            transferred: 0,
+            dirty_max: 0,
+        }
+    }
+
+    fn run_for(&mut self, duration: Duration) {
+        let end = self.nodes[0].now + duration;
+        while self.nodes[0].now < end {
+            self.step();
+        }
+    }
+
+    fn step(&mut self) {
+        let now = self.nodes.iter().map(|node| node.now).max().unwrap() + STEP;
+        for node in &mut self.nodes {
+            node.run_until(now);
+        }
+        self.deliver();
+    }
+
+    fn run_until(&mut self, what: &str, mut done: impl FnMut(&mut Cluster) -> bool) {
+        for _ in 0..40_000 {
+            if done(self) {
+                return;
+            }
+            self.step();
+        }
+        for node in &self.nodes {
+            println!("{:?}", node.member.status());
+        }
+        panic!("it takes too long until {what}");
+    }
+
+    fn deliver(&mut self) {
+        for from in 0..self.nodes.len() {
+            while let Some((to, message)) = self.nodes[from].member.poll_message() {
+                if let PeerMessage::Transfer(TransferMessage::Chunk(chunk)) = &message {
+                    self.chunks += 1;
+                    self.transferred += u64::try_from(chunk.bytes.len()).unwrap();
+                }
+                let message = message.encode().map_or(message, |bytes| PeerMessage::decode(&bytes).unwrap());
+                self.on_the_way.push_back((from, usize::try_from(to).unwrap() - 1, message));
+            }
+        }
+        for (from, to, message) in std::mem::take(&mut self.on_the_way) {
+            let lost = matches!(message, PeerMessage::Transfer(_)) && self.rng.below(100) < self.loss;
+            if lost || self.cut.contains(&from) || self.cut.contains(&to) {
+                continue;
+            }
+            let (now, sender) = (self.nodes[to].clock(), u64::try_from(from).unwrap() + 1);
+            self.nodes[to].member.handle_message(now, sender, message);
+            self.nodes[to].drain();
+            let dirty = self.nodes[to].member.machine().index().dirty_bytes();
+            self.dirty_max = self.dirty_max.max(dirty);
+        }
+    }
+
+    fn leader(&self) -> Option<usize> {
+        (0..self.nodes.len()).find(|at| !self.cut.contains(at) && self.nodes[*at].member.leads())
+    }
+
+    fn write(&mut self, command: Command) {
+        if let Some(leader) = self.leader() {
+            self.nodes[leader].send([Request::Write(command)]);
+        }
+    }
+
+    fn write_some(&mut self, count: u64) {
+        for _ in 0..count {
+            let revision = self.leader().map(|at| self.nodes[at].reader().revision());
+            let command = some_command(&mut self.rng, revision);
+            self.write(command);
+            if self.rng.chance(20) {
+                self.step();
+            }
+        }
+        self.run_for(Duration::from_millis(200));
+    }
+
+    fn applied(&self, at: usize) -> u64 {
+        self.nodes[at].member.status().raft_applied_index
+    }
+
+    fn catch_up(&mut self) {
+        self.run_until("all have applied the same", |cluster| {
+            let Some(leader) = cluster.leader() else { return false };
+            let newest = cluster.nodes[leader].member.status().raft_index;
+            (0..cluster.nodes.len()).all(|at| cluster.cut.contains(&at) || cluster.applied(at) == newest)
+        });
+    }
+
+    /// All members show the same, byte for byte.
+    fn assert_equal(&mut self) {
+        self.catch_up();
+        let expected = Dump::of(&self.nodes[0]);
+        for at in 1..self.nodes.len() {
+            assert_eq!(Dump::of(&self.nodes[at]), expected, "member {}", at + 1);
+            self.nodes[at].member.machine().index().check().unwrap();
+        }
+    }
+
+    /// A member that is behind by more than is kept.
+    fn lag(&mut self, at: usize) {
+        self.cut = vec![at];
+        self.run_until("there is a leader", |cluster| cluster.leader().is_some());
+        self.write_some(300);
+    }
+}
+
+fn put(key: String, len: usize) -> Command {
+    Command::Put(Put {
+        key: key.into(),
+        value: Bytes::from(vec![b'v'; len]),
+        lease: 0,
+        prev_kv: false,
+        ignore_value: false,
+        ignore_lease: false,
+    })
+}
+
+fn some_command(rng: &mut Rng, revision: Option<i64>) -> Command {
+    let key = format!("key-{:03}", rng.below(200));
+    match rng.below(100) {
+        0..=74 => put(key, rng.index(3_000)),
+        75..=76 => put(key, 600_000 + rng.index(100_000)),
+        77..=89 => Command::DeleteRange(DeleteRange { keys: KeyRange::Point(key.into()), prev_kv: false }),
+        90..=97 => Command::LeaseGrant { id: rng.next_u64().cast_signed() | 1, ttl_seconds: 100_000 },
+        _ => Command::Compact { revision: revision.unwrap_or(1), physical: false },
+    }
+}
+
+/// Everything that a member shows.
+#[derive(Debug, PartialEq)]
+struct Dump {
+    applied: u64,
+    revision: i64,
+    compacted: i64,
+    keys: Vec<(Vec<u8>, i64, i64, i64)>,
+    records: Vec<(Revision, Bytes, usize, bool)>,
+    system: Vec<(Vec<u8>, Vec<u8>)>,
+    hash: HashKv,
+}
+
+impl Dump {
+    fn of(node: &Node) -> Dump {
+        read(&node.reader(), |view| {
+            let mut keys = Vec::new();
+            let mut cursor = view.cursor(Bounds::ALL, i64::MAX);
+            while let Some((key, version)) = cursor.next()? {
+                keys.push((key.to_vec(), version.modified.main, version.create_revision, version.version));
+            }
+            let mut records = Vec::new();
+            // What lies at the floor or below may have been taken away on one member and not yet on another.
+            let mut events = view.events(Revision { main: view.compacted().max(0) + 1, sub: 0 });
+            while let Some(record) = events.next()? {
+                records.push((record.revision, record.key, record.value.len(), record.deleted));
+            }
+            let mut system = Vec::new();
+            let mut entries = view.system_scan(b"");
+            while let Some(entry) = entries.next()? {
+                system.push(entry);
+            }
+            let mut hasher = KvHasher::new(view, view.revision());
+            let hash = loop {
+                if let Some(hash) = hasher.step(view, 1_000)? {
+                    break hash;
+                }
+            };
+            let (applied, revision, compacted) = (view.applied().index, view.revision(), view.compacted());
+            Ok(Dump { applied, revision, compacted, keys, records, system, hash })
+        })
+    }
+}
+
+#[test]
+fn a_new_member_with_nothing_is_filled_and_goes_on_with_the_log() {
+    for seed in 1..6 {
+        let mut cluster = Cluster::new(seed, 1, 1);
+        cluster.lag(1);
+        assert_eq!(cluster.nodes[1].reader().revision(), 1);
+        cluster.cut.clear();
+        cluster.assert_equal();
+        assert!(cluster.chunks > 0, "it was filled");
+        assert_eq!(cluster.nodes[1].restored.len(), 1);
+        let chunks = cluster.chunks;
+        cluster.write_some(15);
+        cluster.assert_equal();
+        assert_eq!(cluster.chunks, chunks, "the log serves from then on");
+        cluster.nodes[1].crash();
+        cluster.write_some(15);
+        cluster.assert_equal();
+    }
+}
+
+#[test]
+fn a_member_that_lags_is_filled_while_writes_and_compactions_go_on() {
+    for seed in 10..20 {
+        let mut cluster = Cluster::new(seed, 3, 0);
+        cluster.lag(2);
+        cluster.cut.clear();
+        for _ in 0..30 {
+            cluster.write_some(3);
+        }
+        cluster.assert_equal();
+        assert!(cluster.chunks > 0);
+    }
+}
+
+#[test]
+fn a_member_that_lags_serves_what_it_has_until_the_snapshot_is_in_place() {
+    let mut cluster = Cluster::new(21, 1, 1);
+    cluster.write_some(10);
+    cluster.assert_equal();
+    let old = Dump::of(&cluster.nodes[1]);
+    cluster.lag(1);
+    cluster.cut.clear();
+    cluster.run_until("it is filled", |cluster| {
+        let done = !cluster.nodes[1].restored.is_empty();
+        if !done {
+            assert_eq!(Dump::of(&cluster.nodes[1]).keys, old.keys);
+        }
+        done
+    });
+    cluster.assert_equal();
+}
+
+#[test]
+fn chunks_that_are_lost_are_sent_again_and_the_rest_is_not() {
+    let mut clean = Cluster::new(30, 1, 1);
+    clean.lag(1);
+    clean.cut.clear();
+    clean.assert_equal();
+    for loss in [5, 20] {
+        let mut cluster = Cluster::new(30, 1, 1);
+        cluster.lag(1);
+        cluster.cut.clear();
+        cluster.loss = loss;
+        cluster.assert_equal();
+        let bound =
+            clean.transferred * 4 + 4 * u64::try_from(limits::TRANSFER_CHUNKS_IN_FLIGHT_MAX).unwrap() * (256 << 10);
+        assert!(cluster.transferred < bound, "{} for {}", cluster.transferred, clean.transferred);
+        assert_eq!(cluster.nodes[1].restored.len(), 1);
+    }
+}
+
+#[test]
+fn a_link_that_breaks_in_the_middle_goes_on_where_it_stopped() {
+    let mut cluster = Cluster::new(35, 1, 1);
+    cluster.lag(1);
+    cluster.cut.clear();
+    cluster.run_until("some chunks are there", |cluster| cluster.chunks > 10);
+    let before = cluster.transferred;
+    cluster.cut = vec![1];
+    cluster.run_for(Duration::from_secs(5));
+    cluster.cut.clear();
+    cluster.assert_equal();
+    assert_eq!(cluster.nodes[1].restored.len(), 1);
+    assert!(before > 0);
+}
+
+#[test]
+fn whoever_loses_power_in_the_middle_the_member_is_filled_in_the_end() {
+    for seed in 40..60 {
+        let mut cluster = Cluster::new(seed, 3, 0);
+        cluster.lag(2);
+        cluster.cut.clear();
+        cluster.loss = seed % 3 * 5;
+        for round in 0..4 {
+            let chunks = cluster.chunks + cluster.rng.below(12);
+            cluster.run_until("chunks flow, or are not needed", |cluster| {
+                cluster.chunks > chunks || cluster.leader().is_some_and(|at| cluster.applied(2) >= cluster.applied(at))
+            });
+            let pause = cluster.rng.below(60);
+            cluster.run_for(Duration::from_millis(pause));
+            let victim = match (round, cluster.leader()) {
+                (0 | 2, Some(leader)) => leader,
+                _ => 2,
+            };
+            cluster.nodes[victim].crash();
+            if cluster.rng.chance(50) {
+                cluster.write_some(5);
+            }
+        }
+        cluster.assert_equal();
+    }
+}
+
+#[test]
+fn two_members_are_filled_side_by_side() {
+    let mut cluster = Cluster::new(70, 1, 3);
+    cluster.cut = vec![1, 2, 3];
+    cluster.run_until("there is a leader", |cluster| cluster.leader().is_some());
+    cluster.write_some(300);
+    cluster.cut.clear();
+    cluster.assert_equal();
+}
+
+#[test]
+fn memory_stays_bounded_on_both_sides() {
+    let mut cluster = Cluster::new(80, 1, 1);
+    cluster.cut = vec![1];
+    cluster.run_until("there is a leader", |cluster| cluster.leader().is_some());
+    for n in 0..4_000 {
+        cluster.write(put(format!("{:016x}", n * 0x9E37_79B9_7F4A_7C15_u128), 3_000));
+        if n % 50 == 0 {
+            cluster.step();
+        }
+    }
+    cluster.run_for(Duration::from_secs(1));
+    cluster.cut.clear();
+    cluster.dirty_max = 0;
+    cluster.assert_equal();
+    assert!(cluster.transferred > 11 << 20);
+    assert!(cluster.dirty_max < 2 << 20, "{}", cluster.dirty_max);
+}
