@@ -1,6 +1,6 @@
 //! Members' links joined by a network that delays, loses, reorders and cuts as it is told, in simulated time.
 
-#![allow(clippy::unwrap_used, reason = "a helper of tests")]
+#![allow(clippy::unwrap_used, dead_code, reason = "helpers of tests, of which each test uses its part")]
 
 use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
 use garboard_transport::link::{
-    Address, Arrival, CloseCode, DownReason, Fingerprint, LinkEvent, Links, LinksConfig, PeerInfo, Refusal, SendError,
-    Trust, null,
+    Address, Arrival, CloseCode, DownReason, Fingerprint, LinkEvent, Links, LinksConfig, PeerInfo, Refusal, Security,
+    SendError, Trust, null,
 };
 use garboard_transport::{FrameBody, Lane, encode_opaque};
 
@@ -139,7 +139,18 @@ impl Net {
 
     pub fn add_of_cluster(&mut self, id: u64, cluster: u64) {
         let key = [u8::try_from(id).unwrap(); 32];
-        let links = Links::new(self.config(id, cluster, 0, key, &BTreeMap::new()));
+        let config = self.config(id, cluster, 0, key, &BTreeMap::new());
+        self.add_node(id, cluster, key, config);
+    }
+
+    /// A member whose links are no simulated ones.
+    pub fn add_with(&mut self, id: u64, security: Security, trust: Trust) {
+        let config = self.config(id, CLUSTER, 0, [0; 32], &BTreeMap::new());
+        self.add_node(id, CLUSTER, [0; 32], LinksConfig { security, trust, ..config });
+    }
+
+    fn add_node(&mut self, id: u64, cluster: u64, key: Fingerprint, config: LinksConfig) {
+        let links = Links::new(config);
         let node = Node {
             links,
             address: format!("10.0.0.{id}:2380").parse().unwrap(),

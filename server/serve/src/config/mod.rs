@@ -105,6 +105,8 @@ pub struct Config {
     pub advertise_client_urls: Vec<Url>,
     /// Where peers are served; at least one.
     pub listen_peer: Vec<SocketAddr>,
+    /// What this member shows its peers, and whom it believes.
+    pub peer_tls: PeerTls,
     /// The cluster as it starts.
     pub cluster: InitialCluster,
     /// Whether this member, with the data it has, becomes the only one.
@@ -152,6 +154,22 @@ impl Config {
     pub fn request_timeout(&self) -> Duration {
         Duration::from_secs(5) + 2 * self.election_timeout
     }
+}
+
+/// What a member shows its peers, and whom it believes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PeerTls {
+    /// A key of its own, that peers remember at first contact.
+    OwnKey,
+    /// A certificate.
+    Files {
+        /// The certificate.
+        certificate: PathBuf,
+        /// Its key.
+        key: PathBuf,
+        /// The authorities that vouch for peers; without them their keys are remembered at first contact.
+        authorities: Option<PathBuf>,
+    },
 }
 
 /// The members a cluster starts with.
@@ -250,6 +268,8 @@ pub enum Warning {
         /// The flag that beats it.
         flag: &'static str,
     },
+    /// A flag of TLS between peers does not count because their URLs ask for none.
+    PeersWithoutTls(&'static str),
     /// The member's URLs among the cluster's can't be told to be those it advertises.
     AdvertisedDiffers {
         /// As `--initial-cluster` has them.
@@ -266,6 +286,9 @@ impl fmt::Display for Warning {
             Warning::UnknownVariable(variable) => write!(f, "unrecognized environment variable {variable}"),
             Warning::ShadowedVariable { variable, flag } => {
                 write!(f, "environment variable {variable} does not count because --{flag} is given")
+            }
+            Warning::PeersWithoutTls(flag) => {
+                write!(f, "--{flag} does not count because --listen-peer-urls has no https URL")
             }
             Warning::AdvertisedDiffers { in_cluster, advertised } => write!(
                 f,
@@ -346,6 +369,12 @@ pub enum ConfigError {
     /// A URL stands twice, or there are far too many members.
     #[error("initial cluster {0} has duplicate url")]
     DuplicateUrl(String),
+    /// Peers are to be spoken to over TLS, without a certificate.
+    #[error("--listen-peer-urls has {0}, which needs --peer-cert-file and --peer-key-file, or --peer-auto-tls")]
+    NoPeerCertificate(String),
+    /// Nobody vouches for peers.
+    #[error("--peer-client-cert-auth needs --peer-trusted-ca-file")]
+    NoPeerAuthority,
     /// The timers do not fit each other.
     #[error(
         "--election-timeout[{election_ms}ms] should be at least as 5 times as --heartbeat-interval[{heartbeat_ms}ms]"
@@ -419,6 +448,7 @@ fn build(personality: Personality, values: &Values, warnings: &mut Vec<Warning>)
         listen_client: values.listen_client()?,
         advertise_client_urls: advertised_client_urls(personality, values)?,
         listen_peer: values.listen_peer()?,
+        peer_tls: peer_tls(values, warnings)?,
         cluster: initial_cluster(&name, values, warnings)?,
         force_new_cluster: values.boolean("force-new-cluster")?,
         strict_reconfig: values.get("strict-reconfig-check").is_none() || values.boolean("strict-reconfig-check")?,
@@ -441,6 +471,30 @@ fn build(personality: Personality, values: &Values, warnings: &mut Vec<Warning>)
         strict_permissions: values.boolean("strict-permissions")?,
         name,
     })
+}
+
+fn peer_tls(values: &Values, warnings: &mut Vec<Warning>) -> Result<PeerTls, ConfigError> {
+    let listened = values.urls("listen-peer-urls", DEFAULT_PEER_URL)?;
+    let secure = listened.iter().find(|url| url.scheme() == Scheme::Https);
+    let files = (values.text("peer-cert-file"), values.text("peer-key-file"));
+    let authorities = values.text("peer-trusted-ca-file").map(PathBuf::from);
+    let Some(secure) = secure else {
+        // As etcd: the scheme decides.
+        let given = ["peer-cert-file", "peer-key-file", "peer-trusted-ca-file"];
+        let given = given.into_iter().filter(|name| values.text(name).is_some());
+        warnings.extend(given.map(Warning::PeersWithoutTls));
+        return Ok(PeerTls::OwnKey);
+    };
+    match files {
+        (Some(certificate), Some(key)) => {
+            if authorities.is_none() && values.boolean("peer-client-cert-auth")? {
+                return Err(ConfigError::NoPeerAuthority);
+            }
+            Ok(PeerTls::Files { certificate: certificate.into(), key: key.into(), authorities })
+        }
+        (None, None) if values.boolean("peer-auto-tls")? => Ok(PeerTls::OwnKey),
+        _ => Err(ConfigError::NoPeerCertificate(secure.to_string())),
+    }
 }
 
 /// Without `--advertise-client-urls` they are what is listened on, but an etcd asks for them: a client that syncs its

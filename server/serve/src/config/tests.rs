@@ -306,3 +306,26 @@ fn version_and_help_are_printed_before_anything_is_checked() {
         assert!(text.contains(&format!("--{}", flag.name)), "{}", flag.name);
     }
 }
+
+#[test]
+fn the_scheme_of_the_peer_urls_decides_about_tls_between_peers() {
+    let files = ["--peer-cert-file=c", "--peer-key-file=k", "--peer-trusted-ca-file=a"];
+    let https = "--listen-peer-urls=https://127.0.0.1:2380";
+    assert_eq!(serve(&[]).0.peer_tls, PeerTls::OwnKey);
+    let (plain, warnings) = serve(&files);
+    assert_eq!(plain.peer_tls, PeerTls::OwnKey);
+    assert_eq!(warnings.len(), 3, "what does not count is said: {warnings:?}");
+    let given = |arguments: &[&str]| serve(&[&[https], arguments].concat()).0.peer_tls;
+    let with = |authorities: Option<&str>| PeerTls::Files {
+        certificate: "c".into(),
+        key: "k".into(),
+        authorities: authorities.map(PathBuf::from),
+    };
+    assert_eq!(given(&files), with(Some("a")));
+    assert_eq!(given(&[&files[..], &["--peer-client-cert-auth"]].concat()), with(Some("a")));
+    assert_eq!(given(&files[..2]), with(None));
+    assert_eq!(given(&["--peer-auto-tls"]), PeerTls::OwnKey);
+    assert!(refused(&[https]).0.contains("needs --peer-cert-file and --peer-key-file"));
+    assert!(refused(&[https, files[0]]).0.contains("needs --peer-cert-file"));
+    assert!(refused(&[https, files[0], files[1], "--peer-client-cert-auth"]).0.contains("--peer-trusted-ca-file"));
+}

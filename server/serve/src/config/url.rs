@@ -150,12 +150,11 @@ impl Url {
     /// Where to listen for peers.
     ///
     /// # Errors
-    /// As [`Url::listen_address`], and for a socket in the file system.
+    /// When the host is a name other than `localhost` or the port is no number, and for a socket in the file system.
     pub fn peer_address(&self) -> Result<SocketAddr, UrlError> {
         match self.scheme {
             Scheme::Unix | Scheme::Unixs => Err(UrlError::PeerScheme(self.text.clone())),
-            Scheme::Https => Err(UrlError::Tls(self.text.clone())),
-            Scheme::Http => self.socket_address(),
+            Scheme::Http | Scheme::Https => self.socket_address(),
         }
     }
 

@@ -33,7 +33,7 @@ use super::peer_keys::{self, PeerKey};
 use super::peer_log::PeerLog;
 use super::peer_port::{self, Door};
 use super::start::{StartError, random_id};
-use crate::config::{Config, Url};
+use crate::config::{Config, PeerTls, Url};
 use crate::limits::ACCEPT_BACKLOG;
 
 /// The only keyspace, for now.
@@ -565,15 +565,29 @@ fn links_config(
         whole
     };
     let key = PeerKey::load_or_make(&dir.peer_key_path(), joined(random()?, random()?)).map_err(|e| setting(&e))?;
-    let security = tls::with_own_key(&key.own, &key.reset_secret).map_err(|error| setting(&error))?;
-    let pins = peer_keys::load_pins(&dir.peer_pins_path()).map_err(|error| setting(&error))?;
+    let pins = || peer_keys::load_pins(&dir.peer_pins_path()).map(Trust::FirstContact).map_err(|error| setting(&error));
+    let read = |path: &PathBuf| {
+        let failed = |source| StartError::File { action: "reading", path: path.display().to_string(), source };
+        std::fs::read(path).map_err(failed)
+    };
+    let (security, trust) = match &config.peer_tls {
+        PeerTls::OwnKey => (tls::with_own_key(&key.own, &key.reset_secret), pins()?),
+        PeerTls::Files { certificate, key: own, authorities: Some(authorities) } => {
+            let (certificate, own, authorities) = (read(certificate)?, read(own)?, read(authorities)?);
+            (tls::with_authority(&certificate, &own, &authorities, &key.reset_secret), Trust::Authority)
+        }
+        PeerTls::Files { certificate, key: own, authorities: None } => {
+            (tls::with_unvouched(&read(certificate)?, &read(own)?, &key.reset_secret), pins()?)
+        }
+    };
+    let security = security.map_err(|error| setting(&error))?;
     let boot = random()?.first_chunk().copied().map(u64::from_le_bytes).expect("sixteen bytes hold eight");
     let (member_id, cluster_id) = (standing.member_id, standing.cluster_id);
     Ok(LinksConfig {
         boot,
         seed: joined(random()?, random()?),
         tripwire: random()?,
-        trust: Trust::FirstContact(pins),
+        trust,
         idle_timeout: (2 * config.election_timeout).clamp(Duration::from_secs(2), Duration::from_secs(4)),
         keep_alive: config.heartbeat_interval.max(Duration::from_millis(100)) * 4,
         mtu_max: Some(MTU_MAX),

@@ -1,0 +1,147 @@
+//! Links over TLS: who is believed and who is not.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod net;
+
+use std::collections::BTreeMap;
+
+use garboard_transport::Lane;
+use garboard_transport::link::tls::{self, OwnKey};
+use garboard_transport::link::{LinkEvent, Trust};
+use net::{Net, frame, ms};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+
+const RESET: [u8; 32] = [7; 32];
+
+fn pem(label: &str, der: &[u8]) -> Vec<u8> {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = format!("-----BEGIN {label}-----\n");
+    for (count, three) in der.chunks(3).enumerate() {
+        let bits = three.iter().fold(0_u32, |bits, byte| bits << 8 | u32::from(*byte)) << (8 * (3 - three.len()));
+        for at in 0..4 {
+            let digit = char::from(DIGITS[(bits >> (18 - 6 * at)) as usize & 63]);
+            text.push(if at <= three.len() { digit } else { '=' });
+        }
+        if count % 16 == 15 {
+            text.push('\n');
+        }
+    }
+    format!("{text}\n-----END {label}-----\n").into_bytes()
+}
+
+/// An authority, and what it certifies.
+struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+impl Authority {
+    fn new() -> Authority {
+        let mut params = CertificateParams::new(vec!["authority".to_owned()]).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        Authority(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
+    }
+
+    fn pem(&self) -> Vec<u8> {
+        pem("CERTIFICATE", self.0.der())
+    }
+
+    /// A certificate for a host, and its key.
+    fn certify(&self, host: &str) -> (Vec<u8>, Vec<u8>) {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec![host.to_owned()]).unwrap();
+        let certificate = params.signed_by(&key, &self.0).unwrap();
+        (pem("CERTIFICATE", certificate.der()), pem("PRIVATE KEY", key.serialized_der()))
+    }
+}
+
+/// Two members whose certificates and authorities these are.
+fn two(authorities: [&Authority; 2], trusted: [&Authority; 2], hosts: [&str; 2]) -> Net {
+    let mut net = Net::new(1);
+    for (at, id) in [1, 2].into_iter().enumerate() {
+        let (certificate, key) = authorities[at].certify(hosts[at]);
+        let security = tls::with_authority(&certificate, &key, &trusted[at].pem(), &RESET).unwrap();
+        net.add_with(id, security, Trust::Authority);
+    }
+    net.meet_all();
+    net.run_for(ms(1_000));
+    net
+}
+
+fn speak(net: &mut Net) {
+    net.send(1, 2, Lane::Log, frame(1, 100_000)).unwrap();
+    net.send(2, 1, Lane::Bulk, frame(2, 100_000)).unwrap();
+    net.run_for(ms(500));
+    assert_eq!((net.received(2, 1, Lane::Log).len(), net.received(1, 2, Lane::Bulk).len()), (1, 1));
+}
+
+#[test]
+fn members_with_keys_of_their_own_believe_each_other_and_remember() {
+    let mut net = Net::new(1);
+    for id in [1, 2] {
+        let key = OwnKey::make().unwrap();
+        net.add_with(id, tls::with_own_key(&key, &RESET).unwrap(), Trust::FirstContact(BTreeMap::new()));
+    }
+    net.meet_all();
+    net.run_for(ms(500));
+    assert!(net.all_up());
+    speak(&mut net);
+    let pinned = |event: &LinkEvent| matches!(event, LinkEvent::Pinned { peer: 2, .. });
+    assert!(net.take_events(1).iter().any(pinned));
+}
+
+#[test]
+fn another_key_than_the_remembered_one_is_refused() {
+    let mut net = Net::new(1);
+    let keys = [OwnKey::make().unwrap(), OwnKey::make().unwrap()];
+    let remembered = BTreeMap::from([(2, OwnKey::make().unwrap().fingerprint())]);
+    net.add_with(1, tls::with_own_key(&keys[0], &RESET).unwrap(), Trust::FirstContact(remembered));
+    net.add_with(2, tls::with_own_key(&keys[1], &RESET).unwrap(), Trust::FirstContact(BTreeMap::new()));
+    net.meet_all();
+    net.run_for(ms(500));
+    assert!(!net.is_up(1, 2) && !net.is_up(2, 1));
+    assert!(net.refusals(1).contains(&garboard_transport::link::Refusal::Key));
+}
+
+#[test]
+fn members_that_one_authority_has_certified_believe_each_other() {
+    let authority = Authority::new();
+    let mut net = two([&authority; 2], [&authority; 2], ["peer"; 2]);
+    assert!(net.all_up());
+    speak(&mut net);
+}
+
+#[test]
+fn a_certificate_of_another_authority_is_refused_by_either_side() {
+    let (ours, theirs) = (Authority::new(), Authority::new());
+    let mut net = two([&ours, &theirs], [&ours, &ours], ["peer"; 2]);
+    assert!(!net.is_up(1, 2) && !net.is_up(2, 1));
+    let failed = |event: &LinkEvent| matches!(event, LinkEvent::DialFailed { silent: false, .. });
+    assert!(net.take_events(1).iter().any(failed), "the reason is told");
+    let mut net = two([&ours, &theirs], [&theirs, &theirs], ["peer"; 2]);
+    assert!(!net.is_up(1, 2) && !net.is_up(2, 1), "member 2 does not believe member 1");
+    assert!(net.take_events(2).iter().any(failed));
+}
+
+#[test]
+fn a_certificate_for_another_host_than_was_dialed_is_refused() {
+    let authority = Authority::new();
+    // Member 2 can dial member 1, whose certificate names the host; member 1 can't dial member 2.
+    let mut net = two([&authority; 2], [&authority; 2], ["peer", "elsewhere"]);
+    let refused = |event: &LinkEvent| matches!(event, LinkEvent::DialFailed { peer: 2, silent: false, .. });
+    assert!(net.take_events(1).iter().any(refused));
+    assert!(net.is_up(1, 2) && net.is_up(2, 1), "whichever can reach the other does");
+}
+
+#[test]
+fn what_is_no_certificate_is_refused_with_the_reason() {
+    let authority = Authority::new();
+    let (certificate, key) = authority.certify("peer");
+    let refused = |certificate: &[u8], key: &[u8], authorities: &[u8]| {
+        let made = tls::with_authority(certificate, key, authorities, &RESET);
+        made.err().expect("it can't be used").to_string()
+    };
+    assert!(refused(b"nonsense", &key, &authority.pem()).contains("certificate file"));
+    assert!(refused(&certificate, b"nonsense", &authority.pem()).contains("key file"));
+    assert!(refused(&certificate, &key, b"nonsense").contains("CA file"));
+    let (_, other) = authority.certify("peer");
+    assert!(refused(&certificate, &other, &authority.pem()).contains("can't be used"));
+}
