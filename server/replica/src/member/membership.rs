@@ -32,6 +32,12 @@ struct Waiting {
     next_try: Duration,
 }
 
+impl Waiting {
+    fn may_be_sent(&self) -> bool {
+        self.sent_count == 0 || self.change.of_raft().is_some()
+    }
+}
+
 /// Making this member the only one of its cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Forcing {
@@ -152,8 +158,7 @@ impl Member {
         }
         let mut given = Vec::new();
         for waiting in self.changes.waiting.values_mut() {
-            let repeatable = waiting.sent_count == 0 || waiting.change.of_raft().is_some();
-            if waiting.sent_to != leader && waiting.next_try <= now && repeatable {
+            if waiting.sent_to != leader && waiting.next_try <= now && waiting.may_be_sent() {
                 waiting.sent_to = leader;
                 waiting.sent_count += 1;
                 given.push(waiting.change.clone());
@@ -332,18 +337,12 @@ impl Member {
     }
 
     pub(super) fn changes_timeout(&self) -> Option<Duration> {
-        let retry = |waiting: &Waiting| if waiting.sent_to == 0 { Some(waiting.next_try) } else { None };
+        let retry = |waiting: &Waiting| (waiting.sent_to == 0 && waiting.may_be_sent()).then_some(waiting.next_try);
         let waiting = self.changes.waiting.values();
         let due = waiting.flat_map(|waiting| {
             [Some(waiting.since + MEMBER_CHANGE_WAIT_MAX), retry(waiting).filter(|_| self.has_leader())]
         });
-        // A leader that does not know yet what is committed takes nothing; once it does, it looks again by itself.
-        let can_publish = match self.raft.role() {
-            Role::Leader => self.is_ready(),
-            Role::Follower(leader) => leader != 0,
-        };
-        let known = self.members().get(self.raft.id()).is_some();
-        let publish = (can_publish && known && !self.is_published()).then_some(self.changes.next_publish);
+        let publish = self.publishes_to().map(|_| self.changes.next_publish);
         due.flatten().chain(publish).min()
     }
 
@@ -361,17 +360,21 @@ impl Member {
         })
     }
 
+    /// The leader to tell what this member says of itself; none if it knows, or can't be told yet.
+    fn publishes_to(&self) -> Option<u64> {
+        if self.members().get(self.raft.id()).is_none() || self.is_published() {
+            return None;
+        }
+        match self.raft.role() {
+            Role::Leader if self.is_ready() => Some(self.raft.id()),
+            Role::Leader | Role::Follower(0) => None,
+            Role::Follower(leader) => Some(leader),
+        }
+    }
+
     /// Says what this member's record should say, as long as it does not.
     pub(super) fn keep_published(&mut self, now: Duration) {
-        let known = self.members().get(self.raft.id()).is_some();
-        if !known || self.is_published() || now < self.changes.next_publish {
-            return;
-        }
-        let leader = match self.raft.role() {
-            Role::Leader if self.is_ready() => self.raft.id(),
-            Role::Leader | Role::Follower(0) => return,
-            Role::Follower(leader) => leader,
-        };
+        let Some(leader) = self.publishes_to().filter(|_| now >= self.changes.next_publish) else { return };
         self.changes.next_publish = now + PUBLISH_RETRY;
         let attributes = self.config.attributes.clone().expect("what is to be said is known");
         let member_id = self.raft.id();
