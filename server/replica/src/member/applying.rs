@@ -294,7 +294,6 @@ impl Member {
             self.machine.lessor_mut().promote(now);
         }
         self.serve_confirmed(now);
-        self.announce_removal();
         self.pump(now);
         self.force_if_due();
         self.start_checkpoint_if_wanted();

@@ -299,11 +299,12 @@ impl Member {
         if self.machine.take_members_changed() {
             let members = self.machine.members().clone();
             self.out.push_back(Outgoing { effect: Effect::Members(members), published: None });
+            self.announce_removal();
         }
     }
 
     /// Tells the shell once that this member was removed.
-    pub(super) fn announce_removal(&mut self) {
+    fn announce_removal(&mut self) {
         if !self.changes.removal_told && self.members().is_removed(self.raft.id()) {
             self.changes.removal_told = true;
             self.out.push_back(Outgoing { effect: Effect::Removed, published: None });

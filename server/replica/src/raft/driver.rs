@@ -10,7 +10,7 @@ use garboard_wal::{Append, AppendNumber};
 use raft::eraftpb::{Entry, HardState, Message, MessageType};
 use raft::{Config, RawNode, Ready, SnapshotStatus, StateRole};
 
-use super::membership::{Membership, MembershipChange};
+use super::membership::{ChangeKind, Membership, MembershipChange};
 use super::store::{Keep, LogStore, from_log, to_log};
 use crate::limits;
 
@@ -373,6 +373,9 @@ impl RaftDriver {
         // raft-rs refuses a change that makes no sense, on every member alike; it is then without effect.
         if let Ok(state) = self.node.apply_conf_change(&change.to_conf_change()) {
             self.membership = Membership::from_conf_state(&state);
+        }
+        if change.kind != ChangeKind::Remove {
+            self.node.mut_store().note_joiner();
         }
         self.campaign_if_alone();
     }

@@ -27,6 +27,8 @@ pub(super) struct LogStore {
     applied_index: u64,
     applied_bytes: u64,
     applied_commands: u64,
+    /// The first entry of all is of no use to those who have joined since the founding.
+    has_joiners: bool,
     /// The members as of the applied index.
     membership: Membership,
     /// What raft-rs starts from; not kept up to date.
@@ -52,6 +54,7 @@ impl LogStore {
             applied_index: base_index,
             applied_bytes: 0,
             applied_commands: 0,
+            has_joiners: false,
             membership,
             initial: hard_state,
         }
@@ -113,7 +116,14 @@ impl LogStore {
     /// Whether the oldest entry, which is applied, need not be kept.
     fn is_dispensable(&self, keep: Keep) -> bool {
         let needed = keep.behind.is_some_and(|(index, bytes)| self.base_index >= index && self.applied_bytes <= bytes);
-        !needed && (self.applied_bytes > keep.bytes || self.applied_commands > keep.commands)
+        let starts_a_log = self.base_index == 0 && self.has_joiners;
+        starts_a_log || !needed && (self.applied_bytes > keep.bytes || self.applied_commands > keep.commands)
+    }
+
+    /// Somebody has joined who does not know what the cluster was founded with. It is filled with a snapshot: a log that
+    /// begins at its first entry would say too little.
+    pub(super) fn note_joiner(&mut self) {
+        self.has_joiners = true;
     }
 
     fn position(&self, index: u64) -> usize {
