@@ -88,9 +88,9 @@ impl Sender {
         self.sends.contains_key(&to)
     }
 
-    /// Whether any is.
+    /// Whether nothing is on its way and nothing is kept for anybody: no timer runs then.
     pub(crate) fn is_idle(&self) -> bool {
-        self.sends.is_empty()
+        self.sends.is_empty() && self.installed.is_empty()
     }
 
     /// The oldest entry that a snapshot on its way includes: its receiver will need those behind.
