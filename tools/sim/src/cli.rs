@@ -257,10 +257,12 @@ fn print_summary(sum: &Summary, seeds: u64, elapsed: Duration) {
         sum.requests, sum.acknowledged_writes, sum.reads, sum.watch_events, sum.expiries
     );
     println!(
-        "{:.2} cluster-hours, {} terms with a leader, {} messages between members, {} watches resumed elsewhere",
+        "{:.2} cluster-hours, {} terms with a leader, {} messages between members, {} members filled by \
+         snapshots, {} watches resumed elsewhere",
         sum.cluster_time.as_secs_f64() / 3_600.0,
         sum.elections,
         sum.messages,
+        sum.restored,
         sum.resumed_watches
     );
     let known = CLUSTER_FAULTS.iter().map(|fault| fault.name()).filter(|name| sum.faults.contains_key(name));

@@ -26,7 +26,7 @@ pub use cli::{SimArgs, run};
 pub use cluster::Cluster;
 pub use node::Sabotage;
 pub use outcome::{Outcome, Summary, Violation};
-pub use plan::{CLUSTER_FAULTS, FAULTS, Fault, Options};
+pub use plan::{CLUSTER_FAULTS, FAULTS, Fault, Options, Steady};
 pub use world::World;
 
 /// Runs one seed to its end. A panic anywhere is a violation.

@@ -84,10 +84,12 @@ pub struct Summary {
     pub expiries: u64,
     /// Simulated time of clusters of several members.
     pub cluster_time: Duration,
-    /// Terms that had a leader, in clusters.
+    /// Terms that had a leader, in clusters, before the faults stopped.
     pub elections: u64,
     /// Messages that members sent each other.
     pub messages: u64,
+    /// Snapshots that filled members.
+    pub restored: u64,
     /// Watches that went on at another member.
     pub resumed_watches: u64,
     /// Starts of the process after the first one.
@@ -112,6 +114,7 @@ impl Summary {
         self.cluster_time += other.cluster_time;
         self.elections += other.elections;
         self.messages += other.messages;
+        self.restored += other.restored;
         self.resumed_watches += other.resumed_watches;
         self.restarts += other.restarts;
         self.checkpoint_starts += other.checkpoint_starts;

@@ -53,6 +53,8 @@ pub enum Fault {
     SlowLink,
     /// The connection breaks that shows a member that another one's process lives, and it does live.
     Reset,
+    /// Leadership is moved to another member.
+    MoveLeader,
     /// Clocks go too fast or too slow.
     Drift,
 }
@@ -73,7 +75,7 @@ pub const FAULTS: [Fault; 11] = [
 ];
 
 /// Every fault of a cluster: of members, where nothing is cut from a log that others count on, and between them.
-pub const CLUSTER_FAULTS: [Fault; 20] = [
+pub const CLUSTER_FAULTS: [Fault; 21] = [
     Fault::Crash,
     Fault::Kill,
     Fault::SyncError,
@@ -93,6 +95,7 @@ pub const CLUSTER_FAULTS: [Fault; 20] = [
     Fault::Partition,
     Fault::SlowLink,
     Fault::Reset,
+    Fault::MoveLeader,
     Fault::Drift,
 ];
 
@@ -119,6 +122,7 @@ impl Fault {
             Fault::Partition => "partition",
             Fault::SlowLink => "slow-link",
             Fault::Reset => "reset",
+            Fault::MoveLeader => "move-leader",
             Fault::Drift => "drift",
         }
     }
@@ -129,6 +133,8 @@ impl Fault {
 pub struct Options {
     /// Members of the cluster; where none are given, each seed draws them.
     pub members: Option<usize>,
+    /// A cluster without faults but its network's, for so long.
+    pub steady: Option<Steady>,
     /// Requests of clients before the faults stop.
     pub ops: u64,
     /// Print the story.
@@ -143,6 +149,19 @@ pub struct Options {
     pub sabotage: Sabotage,
 }
 
+/// What a cluster without faults is like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Steady {
+    /// For how long.
+    pub lasts: Duration,
+    /// Messages take up to so long.
+    pub delay: Duration,
+    /// Messages lost, in ten thousand.
+    pub loss: u64,
+    /// Messages travel over the production links.
+    pub links: bool,
+}
+
 impl Options {
     /// One member alone, whatever the seed.
     pub fn alone() -> Options {
@@ -154,6 +173,7 @@ impl Default for Options {
     fn default() -> Options {
         Options {
             members: None,
+            steady: None,
             ops: 500,
             story: false,
             force: BTreeSet::new(),

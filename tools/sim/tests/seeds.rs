@@ -5,8 +5,9 @@
 #![allow(clippy::unwrap_used)]
 
 use std::fmt::Write;
+use std::time::Duration;
 
-use garboard_sim::{Options, Outcome, Sabotage, Summary, run_seed};
+use garboard_sim::{Options, Outcome, Sabotage, Steady, Summary, run_seed};
 
 /// Seeds of the quick form.
 const SEEDS: u64 = 160;
@@ -58,11 +59,39 @@ fn no_cluster_breaks_a_promise() {
     assert!(sum.elections > 100 && sum.resumed_watches > 100 && sum.restarts > 100);
 }
 
+/// Three members whose messages take up to 7 ms, one in a hundred of which are lost.
+fn assert_no_election(lasts: Duration) {
+    for links in [false, true] {
+        let steady = Steady { lasts, delay: Duration::from_millis(7), loss: 100, links };
+        let options = Options { members: Some(3), steady: Some(steady), ..Options::default() };
+        let sum = run_all(std::iter::once((1, options)));
+        eprintln!("{sum:?}");
+        assert_eq!(sum.elections, 1, "the first leader leads to the end, links: {links}");
+        assert!(sum.acknowledged_writes > 100);
+    }
+}
+
+#[test]
+fn jitter_and_loss_start_no_election() {
+    assert_no_election(Duration::from_secs(600));
+}
+
+#[test]
+#[ignore = "a day takes minutes"]
+fn jitter_and_loss_start_no_election_for_a_day() {
+    assert_no_election(Duration::from_secs(24 * 3_600));
+}
+
 #[test]
 fn seeds_that_once_failed_break_no_promise() {
     let list = include_str!("../seeds.txt");
     let seeds = list.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
-    run_all(seeds.map(|line| (line.split_whitespace().next().unwrap().parse().unwrap(), Options::alone())));
+    run_all(seeds.map(|line| {
+        let name = line.split_whitespace().next().unwrap();
+        let (seed, members) = name.split_once('/').unwrap_or((name, "1"));
+        let options = Options { members: Some(members.parse().unwrap()), ..Options::default() };
+        (seed.parse().unwrap(), options)
+    }));
 }
 
 #[test]

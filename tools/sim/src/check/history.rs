@@ -269,7 +269,7 @@ impl History {
             Err(error) => Err(*error),
         };
         let what = format!("the answer to #{number}, {}", short(&write.command));
-        if matches!(reply, Err(Error::Timeout | Error::LeaderChanged | Error::Stopped)) {
+        if reply.as_ref().is_err_and(|error| leaves_open(*error)) {
             // It may still be done, or be done already.
             return Ok(());
         }
@@ -341,4 +341,14 @@ impl History {
         let rest = changes.get(*next).is_some_and(|next| next.revision.main <= batch.last_revision);
         same("a batch holds all changes of its revisions", &false, &rest)
     }
+}
+
+/// Whether an error says nothing of whether a write is done.
+fn leaves_open(error: Error) -> bool {
+    matches!(error, Error::Timeout | Error::LeaderChanged | Error::Stopped)
+}
+
+/// Whether a request that changes nothing may be answered with an error, for the sake of faults.
+pub fn may_fail(error: Error) -> bool {
+    leaves_open(error) || matches!(error, Error::NoLeader | Error::TooManyRequests)
 }

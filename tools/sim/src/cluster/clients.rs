@@ -10,6 +10,7 @@ use garboard_replica::read::{Budget, Progress};
 use garboard_replica::request::{Command, Context, KeyspaceId, Principal};
 
 use super::{Cluster, Event, Input};
+use crate::check::history::may_fail;
 use crate::check::reads::Read;
 use crate::outcome::{Check, same, short, violated};
 use crate::plan::Kind;
@@ -304,11 +305,9 @@ impl Cluster {
         }
         if let Err(error) = &result
             && !matches!(op.what, What::Write)
+            && !may_fail(*error)
         {
-            let known = [Error::NoLeader, Error::LeaderChanged, Error::Timeout, Error::TooManyRequests];
-            if !known.contains(error) {
-                return violated(format!("the answer to {:?}", op.what), "", short(&result));
-            }
+            return violated(format!("the answer to {:?}", op.what), "", short(&result));
         }
         let (read, abandoned) = (matches!(op.what, What::ReadIndex(_)) && result.is_ok(), op.abandoned);
         self.check_answer(at, number, op, result)?;

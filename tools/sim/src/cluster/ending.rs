@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use garboard_replica::envelope::Request;
-use garboard_replica::request::{Alarm, AlarmKind, Command, Put};
+use garboard_replica::request::{Command, Put};
 
 use super::clients::What;
 use super::{Cluster, Event};
@@ -23,13 +23,18 @@ const SHORT_TTL_SECONDS: i64 = 60;
 impl Cluster {
     /// Ends the seed.
     pub(super) fn finish(&mut self) -> Check {
+        self.summary.elections = u64::try_from(self.leaders.len()).expect("small");
         self.stop_faults()?;
         self.wait_for("once nothing goes wrong, there is a leader", Self::is_led)?;
         // While an alarm stops revocations, renewals of expired leases wait.
         self.disarm()?;
         self.wait_for("alarms are taken back", |cluster| cluster.history.model.alarms().is_empty())?;
-        // What a leader had proposed that lost its office is answered once the log has grown beyond it.
-        self.grow_log()?;
+        for _ in 0..200 {
+            let leader = self.leader().expect("led");
+            let alarm =
+                garboard_replica::request::Alarm { member_id: 0, kind: garboard_replica::request::AlarmKind::None };
+            self.send(leader, 0, vec![(Request::Write(Command::AlarmActivate(alarm)), What::Write)])?;
+        }
         self.settle("everything under way comes to its end, and all members have everything")?;
         self.probe()?;
         self.catch_up()?;
@@ -127,15 +132,6 @@ impl Cluster {
         self.send(leader, 0, requests.collect())
     }
 
-    fn grow_log(&mut self) -> Check {
-        let leader = self.leader().expect("the caller has waited for one");
-        for _ in 0..200 {
-            let write = Command::AlarmActivate(Alarm { member_id: 0, kind: AlarmKind::None });
-            self.send(leader, 0, vec![(Request::Write(write), What::Write)])?;
-        }
-        Ok(())
-    }
-
     /// Every member takes a write and gives a read.
     fn probe(&mut self) -> Check {
         let acknowledged = self.history.acknowledged;
@@ -152,8 +148,9 @@ impl Cluster {
             let range = Workload { rng: &mut self.rng, plan: &self.plan.each, model: &self.history.model }.range();
             let read = (Request::ReadIndex, What::ReadIndex(Box::new(Read::range(range))));
             let write = (Request::Write(Command::Put(put)), What::Write);
-            expected += u64::from(self.takes_writes(at));
-            let requests = if self.takes_writes(at) { vec![write, read] } else { vec![read] };
+            let writes = u64::from(self.machines[at].node.member.leads());
+            expected += writes;
+            let requests = if writes > 0 { vec![write, read] } else { vec![read] };
             self.send(at, 0, requests)?;
         }
         let reads = self.summary.reads;
@@ -164,10 +161,6 @@ impl Cluster {
             same("a write on every member succeeds", &(acknowledged + expected), &self.history.acknowledged)?;
         }
         Ok(())
-    }
-
-    fn takes_writes(&self, at: usize) -> bool {
-        self.machines[at].node.member.leads()
     }
 
     /// Every stream is read to its end, and then tells how far it is.

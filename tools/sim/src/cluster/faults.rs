@@ -50,6 +50,7 @@ impl Cluster {
         *self.summary.faults.entry(fault.name()).or_default() += 1;
         match fault {
             Fault::Crash if self.rng.chance(10) => return self.black_out(),
+            Fault::MoveLeader => return Ok(()),
             Fault::Reset => {
                 let (at, other) = (self.draw_machine(), self.rng.index(self.machines.len()));
                 let peer = self.machines[other].id;

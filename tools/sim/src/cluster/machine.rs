@@ -11,6 +11,7 @@ use garboard_wal as wal;
 use super::links::PeerLinks;
 use super::watches::Stream;
 use crate::check::reads::Read;
+use crate::model::Model;
 use crate::node::{Node, Start};
 use crate::outcome::{Check, same, violated};
 use crate::plan::Fault;
@@ -35,9 +36,27 @@ impl LogCopy {
         self.entries.get(usize::try_from(index.checked_sub(self.base + 1)?).ok()?)
     }
 
+    /// A snapshot takes the place of everything: the log goes on behind it.
+    pub(super) fn restore(&mut self, index: u64) {
+        while self.last_index() > index || self.get(index).is_some() {
+            self.replaced.extend(self.entries.pop_back());
+        }
+        self.entries.clear();
+        self.base = index;
+    }
+
+    /// Whether an entry is one that was written, or stands behind a snapshot that holds it.
+    pub(super) fn holds(&self, index: u64, term: u64) -> bool {
+        index <= self.base || self.get(index).is_some_and(|entry| entry.term == term)
+    }
+
     /// An entry is written; what stood at its place and behind is replaced.
     pub(super) fn write(&mut self, entry: wal::Entry) {
-        if entry.index > self.last_index() + 1 || entry.index <= self.base {
+        if entry.index <= self.base {
+            // It was on its way when a snapshot took its place.
+            return;
+        }
+        if entry.index > self.last_index() + 1 {
             // The log begins anew behind a snapshot.
             self.entries.clear();
             self.base = entry.index - 1;
@@ -182,13 +201,19 @@ impl Machine {
 
     /// Whether it holds this entry durably.
     pub(super) fn holds(&self, index: u64, term: u64) -> bool {
-        self.durable_index() >= index && self.log.get(index).is_some_and(|entry| entry.term == term)
+        self.durable_index() >= index && self.log.holds(index, term)
     }
 
     /// Whether everything that the process has written is durable, and known to be.
     pub(super) fn is_quiet(&self) -> bool {
         let member = &self.node.member;
         self.up && member.is_quiet() && !self.node.has_io() && member.log().poll_timeout().is_none()
+    }
+
+    /// A snapshot at this revision took the state's place, and no events say what it changed.
+    pub(super) fn go_on_from(&mut self, model: &Model, revision: i64) {
+        self.events_to = self.events_to.max(model.position_of(revision + 1));
+        self.hub.handle_restore(revision);
     }
 
     /// Finds out when the process has something to do.
@@ -218,7 +243,12 @@ impl Machine {
 
     /// A process runs again, on what it has found.
     pub(super) fn begin(&mut self, start: &Start, watch: WatchConfig) -> Check {
-        let durable = self.durable_index;
+        let mut durable = self.durable_index;
+        if start.applied_index > self.published {
+            // A snapshot was put in the state's place, and nobody was told yet.
+            self.log.restore(start.applied_index);
+            durable = 0;
+        }
         self.up = true;
         self.hub = WatchHub::new(watch, start.revision);
         self.log.found(start, durable)

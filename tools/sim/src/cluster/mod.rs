@@ -40,7 +40,7 @@ use plan::ClusterPlan;
 pub(crate) use plan::draw_members;
 
 /// More than any seed needs, for each second that it lasts: beyond it the world turns without getting anywhere.
-const EVENTS_MAX_PER_SECOND: u64 = 400_000;
+const EVENTS_MAX_PER_SECOND: u64 = 50_000;
 
 /// What happens in the world.
 #[derive(Debug)]
@@ -257,7 +257,6 @@ impl Cluster {
         self.summary.cluster_time = self.now;
         self.summary.acknowledged_writes = self.history.acknowledged;
         self.summary.expiries = self.history.leases.expiries;
-        self.summary.elections = u64::try_from(self.leaders.len()).expect("small");
         self.summary.messages = self.network.sent;
         self.summary.digest = self.story.digest();
     }
@@ -422,6 +421,14 @@ impl Cluster {
             return violated("no member fails over what it is sent", "", format!("m{}: {failure}", at + 1));
         }
         let now = self.now;
+        let mut restored = std::mem::take(&mut self.machines[at].node.restored);
+        if !restored.is_empty() {
+            let machine = &mut self.machines[at];
+            let index = machine.node.restored_index;
+            self.story.tell(now, "filled", index, || format!("m{} is filled by a snapshot at {index}", at + 1));
+            self.summary.restored += 1;
+            machine.log.restore(index);
+        }
         for entry in std::mem::take(&mut self.machines[at].node.logged) {
             self.story.tell(now, "log", entry.index, || {
                 format!("m{} writes entry {} of term {}", at + 1, entry.index, entry.term)
@@ -434,8 +441,15 @@ impl Cluster {
         self.carry_messages(at)?;
         for batch in std::mem::take(&mut self.machines[at].node.events) {
             let machine = &mut self.machines[at];
+            while restored.first().is_some_and(|revision| *revision < batch.first_revision) {
+                machine.go_on_from(&self.history.model, restored.remove(0));
+            }
             self.history.check_events(&mut machine.events_to, &batch)?;
             machine.hub.handle_events(&batch);
+            self.name_streams(at);
+        }
+        for revision in restored {
+            self.machines[at].go_on_from(&self.history.model, revision);
             self.name_streams(at);
         }
         for (ticket, result) in std::mem::take(&mut self.machines[at].node.answers) {
@@ -479,6 +493,9 @@ impl Cluster {
     fn agree(&mut self, at: usize, index: u64) -> Check {
         let id = self.machines[at].id;
         let entry = self.machines[at].log.get(index);
+        if self.history.entry(index).is_none() && self.machines[at].log.holds(index, 0) {
+            return violated("a snapshot holds what is committed", format!("entry {index}"), "nothing");
+        }
         match (self.history.entry(index), entry) {
             (Some(committed), Some(entry)) => {
                 same(&format!("entry {index}, as m{id} and others have it"), committed, entry)

@@ -4,14 +4,10 @@ use std::time::Duration;
 
 use garboard_simdisk::Rng;
 
-use crate::plan::{CLUSTER_FAULTS, Fault, Kind, Options, Plan};
+use crate::plan::{CLUSTER_FAULTS, Fault, Options, Plan};
 
 /// Requests of a seed whose length is the usual one.
 const USUAL_OPS: u64 = 500;
-
-/// Whether a member that lags behind what the leader's log still holds can be filled by it. Without that members save
-/// nothing, so that their logs hold everything.
-const FILLS_MEMBERS: bool = false;
 
 /// How messages travel between members.
 #[derive(Clone, Copy, Debug)]
@@ -105,10 +101,12 @@ impl ClusterPlan {
     pub(super) fn draw(rng: &mut Rng, options: &Options, members: usize) -> ClusterPlan {
         let mut each = Plan::draw(rng, options);
         each.faults.clear();
-        if !FILLS_MEMBERS {
-            (each.index.checkpoint_bytes, each.index.dirty_bytes_max) = (64 << 20, 256 << 20);
-            each.member.checkpoint_log_bytes = 1 << 30;
-            each.kinds.retain(|(kind, _)| *kind != Kind::Checkpoint);
+        if rng.chance(60) {
+            // So little that members that lag need a snapshot.
+            each.member.catch_up_commands = 1 << rng.below(9);
+        }
+        if rng.chance(50) {
+            each.member.transfer_bytes_per_second = (16 << 10) << rng.below(10);
         }
         let mut drawn = Vec::new();
         for fault in CLUSTER_FAULTS {
@@ -117,20 +115,34 @@ impl ClusterPlan {
                 drawn.push((fault, often));
             }
         }
+        let steady = options.steady;
+        if steady.is_some() {
+            drawn.clear();
+        }
         let has = |fault| drawn.iter().any(|(other, _)| *other == fault);
         let network = NetworkPlan::draw(rng, has);
         let drift_ppm = 100 << rng.below(7);
         let drift_ppm = if has(Fault::Drift) { drift_ppm } else { 0 };
         let lasts = Duration::from_millis((15_000 << rng.below(4)) + rng.below(5_000)) * scale(options.ops) / 100;
         // A seed asks about as much whatever its length.
+        let lasts = steady.map_or(lasts, |steady| steady.lasts);
         let clients = 2 + rng.below(6);
         let think = lasts / u32::try_from((100 + options.ops * (1 + rng.below(3)) / 2) / clients + 1).expect("small");
         each.clients = clients;
+        let think = steady.map_or(think, |_| Duration::from_secs(4));
+        let links = rng.chance(60);
+        let network = steady.map_or(network, |steady| NetworkPlan {
+            base: Duration::ZERO,
+            jitter: steady.delay,
+            loss: steady.loss,
+            reorders: true,
+            ..NetworkPlan::calm()
+        });
         each.think = think;
         drawn.retain(|(fault, _)| !is_condition(*fault));
         ClusterPlan {
             members,
-            links: rng.chance(60),
+            links: steady.map_or(links, |steady| steady.links),
             each,
             network,
             faults: drawn,

@@ -124,6 +124,8 @@ pub struct Node {
     pub events: Vec<Arc<EventBatch>>,
     /// Revisions of snapshots that took the state's place since they were last taken.
     pub restored: Vec<i64>,
+    /// The index of the last of them.
+    pub restored_index: u64,
     /// Entries that were handed to the disk since they were last taken, in order.
     pub logged: Vec<wal::Entry>,
     /// Pages that readers asked for and that are there since this was last taken.
@@ -193,6 +195,7 @@ impl Node {
             members: Arc::default(),
             events: Vec::new(),
             restored: Vec::new(),
+            restored_index: 0,
             logged: Vec::new(),
             loaded: Vec::new(),
             log_id,
@@ -417,6 +420,11 @@ impl Node {
                     assert!(revision <= self.member.reader().revision(), "a snapshot is told of once it is published");
                     self.last_event_revision = revision;
                     self.restored.push(revision);
+                    // The image is durable in the index's place, and the log begins behind it.
+                    self.durable_index = self.member.reader().pin().view().applied().index;
+                    let applied = self.durable_index;
+                    self.restored_index = applied;
+                    self.writes.retain(|write| write.first_index.is_some_and(|first| first > applied));
                 }
                 Effect::LoadPage(page) => self.start(Pending::Page(page)),
                 Effect::Index(io) => self.start_index(io),
