@@ -6,6 +6,7 @@ use raft::eraftpb::Message;
 
 use crate::format::{self, HEADER_BYTES};
 use crate::limits::{INDEX_MAX, TERM_MAX};
+use crate::link::{HELLO_BYTES, Hello, PROTOCOL_VERSION};
 use crate::{FrameBody, FrameReader, PeerFrame, ReplicaFacts, encode, encode_opaque, validate};
 
 /// The replica that the messages come to.
@@ -52,6 +53,36 @@ pub fn frame(data: &[u8]) {
         && validate(message, member, &FACTS).is_ok()
     {
         check_accepted(message, member);
+    }
+}
+
+/// The first bytes of a connection, and the same bytes as a hello whose checksum is right.
+///
+/// It reads the same however it is cut: what is whole can't become another by what follows, and what is refused is
+/// refused by its beginning. A hello encodes to the bytes that it was read from.
+pub fn hello(data: &[u8]) {
+    check_hello(data);
+    let Some((fields, _)) = data.split_first_chunk::<{ HELLO_BYTES - 12 }>() else { return };
+    let mut bytes = Vec::with_capacity(HELLO_BYTES);
+    bytes.extend_from_slice(b"GBPH");
+    bytes.extend_from_slice(&PROTOCOL_VERSION.to_le_bytes());
+    bytes.extend_from_slice(&u16::try_from(HELLO_BYTES).expect("a hello is short").to_le_bytes());
+    bytes.extend_from_slice(fields);
+    bytes.extend_from_slice(&crc32fast::hash(&bytes).to_le_bytes());
+    check_hello(&bytes);
+}
+
+fn check_hello(data: &[u8]) {
+    let whole = Hello::decode(data);
+    for cut in 0..data.len().min(HELLO_BYTES) {
+        match (Hello::decode(&data[..cut]), &whole) {
+            (Ok(None), _) => {}
+            (Err(early), Err(late)) => assert!(early == *late, "a refusal depends on what follows"),
+            (early, late) => panic!("{early:?} after {cut} bytes, and {late:?} after all of them"),
+        }
+    }
+    if let Ok(Some(hello)) = whole {
+        assert!(hello.encode()[..] == data[..HELLO_BYTES], "a hello is its bytes");
     }
 }
 

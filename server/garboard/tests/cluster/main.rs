@@ -232,6 +232,28 @@ fn what_clients_of_all_members_see_is_one_store_whatever_happens_to_the_members(
     }
 }
 
+#[test]
+fn where_udp_is_blocked_and_tcp_is_not_the_log_says_exactly_that() {
+    let mut cluster = match Cluster::start() {
+        Ok(cluster) => cluster,
+        Err(reason) if setting("GARBOARD_CRASH_REQUIRED", 0) != 0 => panic!("{reason}"),
+        Err(reason) => return skip(&reason),
+    };
+    cluster.network.enter(0);
+    eventually("a leader", || cluster.leader());
+    let text = "UDP does not get through to peer";
+    for member in 0..MEMBERS {
+        assert!(!cluster.server(member).output().contains(text), "it does get through:\n{}", cluster.said());
+    }
+    cluster.network.block_udp(1);
+    // The blocked member hears nobody, and the others are not answered by it: all three notice.
+    for member in 0..MEMBERS {
+        cluster.server(member).wait_for(text);
+    }
+    cluster.heal();
+    eventually("a leader", || cluster.leader());
+}
+
 fn happen(cluster: &mut Cluster, happening: Happening, lasting: Duration) {
     match happening {
         Happening::Killed(member) => cluster.kill(member),

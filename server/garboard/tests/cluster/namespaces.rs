@@ -81,6 +81,11 @@ impl Network {
         self.nft(to, &format!("add rule inet cut in ip saddr {} drop", self.address(from))).unwrap();
     }
 
+    /// From now on no UDP arrives at a host. TCP does.
+    pub fn block_udp(&self, host: usize) {
+        self.nft(host, "add rule inet cut in meta l4proto udp drop").unwrap();
+    }
+
     /// Ends all cuts.
     pub fn heal(&self) {
         for host in 0..self.hosts {

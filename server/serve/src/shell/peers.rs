@@ -367,6 +367,7 @@ impl Peers {
 
     fn up(&mut self, peer: u64, boot: u64, token: TripwireToken) {
         self.boots.insert(peer, boot);
+        self.asked_tcp.remove(&peer);
         self.door.set_token(peer, token);
         self.events.push_back(PeerEvent::Up(peer));
         let (cancel, cancelled) = oneshot::channel();

@@ -1,0 +1,147 @@
+//! Members on one machine and what they say of each other.
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "a test drives real processes, and what fails fails it"
+)]
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::process::Command;
+
+use common::{Folder, Launch, Server, eventually, executable, free_port};
+
+const NAMES: [&str; 3] = ["a", "b", "c"];
+
+/// Three members, and where they are.
+struct Members {
+    folder: Folder,
+    scheme: &'static str,
+    flags: Vec<&'static str>,
+    peer_ports: [u16; 3],
+    client_ports: [u16; 3],
+}
+
+impl Members {
+    fn new(scheme: &'static str, flags: &[&'static str]) -> Members {
+        let ports = || [free_port(), free_port(), free_port()];
+        let (peer_ports, client_ports) = (ports(), ports());
+        Members { folder: Folder::new(), scheme, flags: flags.to_vec(), peer_ports, client_ports }
+    }
+
+    fn data(&self, member: usize) -> PathBuf {
+        self.folder.path().join(NAMES[member])
+    }
+
+    fn peer_url(&self, member: usize) -> String {
+        format!("{}://127.0.0.1:{}", self.scheme, self.peer_ports[member])
+    }
+
+    fn launch(&self, member: usize, token: &str) -> Launch {
+        let cluster: Vec<String> =
+            (0..3).map(|member| format!("{}={}", NAMES[member], self.peer_url(member))).collect();
+        let client = format!("http://127.0.0.1:{}", self.client_ports[member]);
+        let mut launch = Launch::bare(Command::new(executable())).arg("serve");
+        for flag in [
+            format!("--data-dir={}", self.data(member).display()),
+            format!("--name={}", NAMES[member]),
+            format!("--listen-client-urls={client}"),
+            format!("--advertise-client-urls={client}"),
+            format!("--listen-peer-urls={}", self.peer_url(member)),
+            format!("--initial-advertise-peer-urls={}", self.peer_url(member)),
+            format!("--initial-cluster={}", cluster.join(",")),
+            format!("--initial-cluster-token={token}"),
+        ] {
+            launch = launch.arg(flag);
+        }
+        self.flags.iter().fold(launch, Launch::arg)
+    }
+
+    fn start(&self) -> Vec<Server> {
+        let mut servers: Vec<Server> = (0..3).map(|member| self.launch(member, "one").spawn()).collect();
+        for server in &mut servers {
+            server.wait_for("ready to serve client requests");
+        }
+        servers
+    }
+
+    /// What the TCP port of a member answers to a request.
+    fn http(&self, member: usize, request: &str) -> String {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.peer_ports[member])).unwrap();
+        stream.write_all(format!("{request} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+}
+
+#[test]
+fn the_peers_port_tells_version_and_members_as_etcd_does_and_serves_no_clients() {
+    let members = Members::new("http", &[]);
+    let _servers = members.start();
+    assert!(members.http(0, "GET /version").contains(r#""etcdserver":"3."#));
+    let listed = eventually("all members have published themselves", || {
+        let listed = members.http(1, "GET /members");
+        (listed.matches("clientURLs").count() == 3).then_some(listed)
+    });
+    assert!(listed.to_lowercase().contains("x-etcd-cluster-id: "), "{listed}");
+    assert!(NAMES.iter().all(|name| listed.contains(&format!(r#""name":"{name}""#))), "{listed}");
+    for request in ["POST /v3/kv/range", "GET /health", "GET /"] {
+        assert!(members.http(2, request).starts_with("HTTP/1.1 404"), "{request}");
+    }
+}
+
+#[test]
+fn a_killed_members_peers_notice_at_once_and_meet_it_again() {
+    let members = Members::new("http", &[]);
+    let mut servers = members.start();
+    for killed in 0..3 {
+        let others: Vec<usize> = (0..3).filter(|member| *member != killed).collect();
+        servers[killed].kill();
+        for other in &others {
+            servers[*other].wait_for(&format!("({}) has ended: so did its TCP connection", NAMES[killed]));
+        }
+        servers[killed] = members.launch(killed, "one").start();
+        servers[killed].wait_for("is there, at");
+    }
+}
+
+#[test]
+fn over_https_without_certificates_members_make_keys_and_hold_each_other_to_them() {
+    let members = Members::new("https", &["--peer-auto-tls"]);
+    let mut servers = members.start();
+    servers[0].kill();
+    std::fs::remove_file(members.data(0).join("peer-key")).unwrap();
+    servers[0] = members.launch(0, "one").spawn();
+    servers[1].wait_for("it shows another key than the one that was remembered for it");
+    servers[0].wait_for("refuses this member (wrong key)");
+    // The operator has the others forget the old key.
+    for other in [1, 2] {
+        servers[other].kill();
+        let pins = members.data(other).join("peer-pins");
+        std::fs::remove_file(pins).unwrap();
+        servers[other] = members.launch(other, "one").start();
+    }
+    servers[0].wait_for("ready to serve client requests");
+}
+
+#[test]
+fn a_member_of_another_cluster_is_refused_and_both_say_why() {
+    let members = Members::new("http", &[]);
+    let mut first = members.launch(0, "one").spawn();
+    let mut second = members.launch(1, "two").spawn();
+    for server in [&mut first, &mut second] {
+        server.wait_for("--initial-cluster-token?");
+    }
+}
+
+#[test]
+fn https_without_a_certificate_is_refused_with_the_flags_that_are_missing() {
+    let members = Members::new("https", &[]);
+    let said = members.launch(0, "one").refused();
+    assert!(said.contains("--peer-cert-file") && said.contains("--peer-auto-tls"), "{said}");
+}
