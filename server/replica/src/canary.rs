@@ -28,6 +28,14 @@ pub enum Canary {
     StarvedEventsLost,
     /// A watch from a future revision is sent events before it (etcd's issue 20221).
     FutureWatchEarly,
+    /// A forwarded write that was seen takes effect again.
+    RetriesForgotten,
+    /// A leader answers a read without asking the others whether it still leads (etcd's issue 20418).
+    ReadIndexUnproved,
+    /// A follower acknowledges entries that are not durable.
+    FollowerAcksEarly,
+    /// A new leader counts on a lease's time from its grant, and not from the renewals that the old one answered.
+    NewLeaderExpiresEarly,
     /// A watcher that fell behind the floor goes on from there, and is not told (etcd's issue 18089).
     CompactedWatchSkips,
     /// A snapshot is acknowledged before its image is durable in the index's place.

@@ -2,6 +2,8 @@
 //!
 //! ```text
 //! entry    = version u8 (1), keyspace u32, command count u32, command…
+//!          | version u8 (2), keyspace u32, command count u32, source, command…
+//! source   = member id u64, session u64, sequence number of the first command u64
 //! command  = principal, kind u8, body
 //! bytes    = length u32, bytes
 //! list<T>  = count u32, T…
@@ -22,13 +24,18 @@ use crate::request::{Command, KeyspaceId, Principal};
 pub use decode::decode_entry;
 pub use encode::EntryBuilder;
 
-/// The version of the encoding that is written.
+/// The version of an entry that does not say where its commands come from.
 pub const VERSION: u8 = 1;
+
+/// The version of one that does.
+pub const VERSION_SOURCED: u8 = 2;
 
 /// Where the count stands in an entry's data: behind the version and the keyspace.
 const COUNT_OFFSET: usize = 5;
 /// Bytes before the first command.
 const HEADER_BYTES: usize = 9;
+/// Bytes of a source.
+const SOURCE_BYTES: usize = 3 * size_of::<u64>();
 
 /// A command and the principal it runs for, as an entry holds them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,11 +46,24 @@ pub struct Item {
     pub command: Command,
 }
 
+/// Where the commands of an entry come from, so that each takes effect once however often it is proposed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// The member whose clients wait for them.
+    pub member_id: u64,
+    /// Its session: larger than any that it had before.
+    pub session: u64,
+    /// The first command's number in the session, from 1; the others follow it one by one.
+    pub first: u64,
+}
+
 /// The commands of one entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
     /// The store they are for.
     pub keyspace: KeyspaceId,
+    /// Where they come from, if the entry says.
+    pub source: Option<Source>,
     /// The commands, in the order in which they take effect.
     pub items: Vec<Item>,
 }
@@ -126,12 +146,18 @@ pub fn command_count(data: &[u8]) -> u64 {
 }
 
 /// Encodes a batch; what [`decode_entry`] reads back.
-pub fn encode_entry(keyspace: KeyspaceId, items: &[Item]) -> Bytes {
-    let mut builder = EntryBuilder::new(keyspace);
-    for item in items {
+pub fn encode_entry(batch: &Batch) -> Bytes {
+    let mut builder = match batch.source {
+        None => EntryBuilder::new(batch.keyspace),
+        Some(_) => EntryBuilder::sourced(batch.keyspace),
+    };
+    for item in &batch.items {
         builder.push(&item.principal, &item.command);
     }
-    builder.finish()
+    match batch.source {
+        None => builder.finish(),
+        Some(source) => builder.finish_with(source),
+    }
 }
 
 #[cfg(test)]

@@ -18,6 +18,24 @@ pub struct Ticket {
     pub sequence: u64,
 }
 
+/// Who waits for what only a leader can say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asker {
+    /// A client of this member.
+    Client(Ticket),
+    /// Another member, for a client of its own.
+    Member {
+        /// Which.
+        id: u64,
+        /// Its process.
+        boot: u64,
+        /// Its question.
+        number: u64,
+    },
+    /// This member itself.
+    Own,
+}
+
 /// What a core asks of the home core.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
@@ -57,6 +75,11 @@ pub enum Request {
         member_id: u64,
         /// What happens.
         action: ChangeAction,
+    },
+    /// Hand leadership to another member. Answered once that one leads.
+    MoveLeader {
+        /// To whom.
+        target: u64,
     },
 }
 
@@ -98,6 +121,8 @@ pub enum Response {
     },
     /// The change is made; the members after it.
     Members(Arc<Members>),
+    /// The other member leads.
+    MoveLeader,
 }
 
 /// A request under way.

@@ -90,6 +90,22 @@ pub enum Error {
     /// A member without a vote does not do that.
     #[error("rpc not supported for learner")]
     NotForLearner,
+    /// This member does not lead, and only the leader can do that.
+    #[error("not leader")]
+    NotLeader,
+    /// Leadership can't go to that member.
+    #[error("bad leader transferee")]
+    BadLeaderTransferee,
+    /// Leadership did not go over in time.
+    #[error("request timed out, leader transfer took too long")]
+    LeaderTransferTimeout,
+    /// The request was not done in time, which began as an earlier leader failed; it may still take effect.
+    #[error("request timed out, possibly due to previous leader failure")]
+    LeaderFailedTimeout,
+    /// The request was not done in time, and the link to the leader, or to a quorum, was lost meanwhile; it may still
+    /// take effect.
+    #[error("request timed out, possibly due to connection lost")]
+    ConnectionLostTimeout,
     /// The server is stopping.
     #[error("server stopped")]
     Stopped,

@@ -4,6 +4,7 @@ use bytes::Bytes;
 
 use crate::codec::{decode_entry, encode_entry};
 use crate::members::{MemberChange, MemberMessage};
+use crate::peer::PeerMessage;
 use crate::raft::Membership;
 use crate::validate::{Limits, check_command};
 
@@ -11,9 +12,20 @@ use crate::validate::{Limits, check_command};
 pub fn entry(data: &[u8]) {
     let data = Bytes::copy_from_slice(data);
     let Ok(batch) = decode_entry(&data) else { return };
-    assert!(encode_entry(batch.keyspace, &batch.items) == data, "an entry is its commands");
+    assert!(encode_entry(&batch) == data, "an entry is its commands");
     for item in &batch.items {
         let _ = check_command(&item.command, &Limits::default());
+    }
+}
+
+/// The body of a message between members. What decodes encodes to the same bytes, and so does the entry in a forward.
+pub fn peer_message(data: &[u8]) {
+    let body = Bytes::copy_from_slice(data);
+    let Ok(message) = PeerMessage::decode(&body) else { return };
+    assert!(message.encode() == Some(body), "a message is its fields");
+    assert!(message.lane().is_some(), "what is sent has a stream");
+    if let PeerMessage::Forward(data) = message {
+        entry(&data);
     }
 }
 

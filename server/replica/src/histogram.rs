@@ -114,6 +114,8 @@ pub struct Stages {
     pub queue: Histogram,
     /// From there until the write is durable.
     pub wal_write: Histogram,
+    /// From there until a quorum has made it durable, too, and this member knows. Nothing without other members.
+    pub replicate: Histogram,
     /// From there until the new state is published.
     pub apply: Histogram,
 }

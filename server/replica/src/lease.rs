@@ -15,7 +15,7 @@ use core::time::Duration;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
 
 use crate::canary::{self, Canary};
-use crate::envelope::Ticket;
+use crate::envelope::Asker;
 use crate::error::Error;
 use crate::limits::{LEASE_TTL_MAX_SECONDS, REVOKE_BATCH_MAX, REVOKE_INTERVAL, REVOKE_RETRY, WAITING_KEEPALIVES_MAX};
 
@@ -27,6 +27,8 @@ struct Lease {
     generation: u64,
     /// When it expires; none on a member that does not lead.
     expiry: Option<Duration>,
+    /// When the grant was applied here.
+    granted_at: Duration,
     /// Grants and renewals before the last one of this lease: the order of leases that expire at the same instant.
     touched: u64,
     /// Its revocation was proposed; until this time it is not proposed again.
@@ -46,7 +48,7 @@ pub enum KeepAlive {
     Renewed(i64),
     /// There is no such lease.
     Unknown,
-    /// The lease is expired; the ticket is answered when it is revoked.
+    /// The lease is expired; who asked is answered when it is revoked.
     Waits,
 }
 
@@ -66,7 +68,7 @@ pub struct Lessor {
     touches: u64,
     wakeups: BinaryHeap<Wakeup>,
     /// Keep-alives that wait for a revocation, by lease.
-    waiting: HashMap<i64, Vec<Ticket>>,
+    waiting: HashMap<i64, Vec<Asker>>,
     waiting_count: usize,
     next_batch: Duration,
 }
@@ -131,7 +133,7 @@ impl Lessor {
         self.generations += 1;
         self.touches += 1;
         let (generation, touched) = (self.generations, self.touches);
-        let lease = Lease { ttl_seconds, generation, expiry: None, touched, revoking_until: None };
+        let lease = Lease { ttl_seconds, generation, expiry: None, granted_at: now, touched, revoking_until: None };
         self.leases.insert(id, lease);
         if self.primary {
             self.renew(now, id, Duration::ZERO);
@@ -139,11 +141,11 @@ impl Lessor {
     }
 
     /// A revocation is applied. Returns the keep-alives that waited for it.
-    pub fn remove(&mut self, id: i64) -> Vec<Ticket> {
+    pub fn remove(&mut self, id: i64) -> Vec<Asker> {
         assert!(self.leases.remove(&id).is_some(), "only a lease that exists is revoked");
-        let tickets = self.waiting.remove(&id).unwrap_or_default();
-        self.waiting_count -= tickets.len();
-        tickets
+        let askers = self.waiting.remove(&id).unwrap_or_default();
+        self.waiting_count -= askers.len();
+        askers
     }
 
     /// This member leads and has applied what earlier leaders committed.
@@ -156,11 +158,18 @@ impl Lessor {
         let ids: Vec<i64> = self.leases.keys().copied().collect();
         for id in ids {
             self.renew(now, id, self.extension);
+            if canary::is_on(Canary::NewLeaderExpiresEarly)
+                && let Some(lease) = self.leases.get_mut(&id)
+            {
+                let passed = now.saturating_sub(lease.granted_at);
+                lease.expiry = lease.expiry.map(|expiry| expiry.saturating_sub(self.extension + passed).max(now));
+                self.wakeups.push(Reverse((now, id, lease.generation)));
+            }
         }
     }
 
-    /// This member no longer leads. Returns the keep-alives that waited for revocations.
-    pub fn demote(&mut self) -> Vec<Ticket> {
+    /// This member no longer leads. Returns the keep-alives that waited for revocations, with their leases.
+    pub fn demote(&mut self) -> Vec<(i64, Asker)> {
         self.primary = false;
         self.wakeups.clear();
         for lease in self.leases.values_mut() {
@@ -168,11 +177,13 @@ impl Lessor {
             lease.revoking_until = None;
         }
         self.waiting_count = 0;
-        self.waiting.drain().flat_map(|(_, tickets)| tickets).collect()
+        let mut waiting: Vec<_> = self.waiting.drain().collect();
+        waiting.sort_unstable_by_key(|(id, _)| *id);
+        waiting.into_iter().flat_map(|(id, askers)| askers.into_iter().map(move |asker| (id, asker))).collect()
     }
 
     /// Renews a lease. Only a member that has proved that it leads may ask.
-    pub fn keep_alive(&mut self, now: Duration, id: i64, ticket: Ticket) -> Result<KeepAlive, Error> {
+    pub fn keep_alive(&mut self, now: Duration, id: i64, asker: Asker) -> Result<KeepAlive, Error> {
         if !self.primary {
             return Err(Error::LeaderChanged);
         }
@@ -185,7 +196,7 @@ impl Lessor {
         if self.waiting_count >= WAITING_KEEPALIVES_MAX {
             return Err(Error::TooManyRequests);
         }
-        self.waiting.entry(id).or_default().push(ticket);
+        self.waiting.entry(id).or_default().push(asker);
         self.waiting_count += 1;
         Ok(KeepAlive::Waits)
     }

@@ -34,8 +34,38 @@ pub const REFUSED_RANGES_MAX: usize = ENTRY_COMMANDS_MAX;
 /// Reads that wait for a read index beyond which new ones are answered [`crate::Error::TooManyRequests`].
 pub const WAITING_READS_MAX: usize = 65_536;
 
-/// A read that waited this long for a read index is answered [`crate::Error::Timeout`].
-pub const READ_WAIT_MAX: Duration = Duration::from_secs(7);
+/// What a request may take beside two election timeouts: then it is answered [`crate::Error::Timeout`] or a text that says
+/// more.
+pub const REQUEST_TIME_BASE: Duration = Duration::from_secs(5);
+
+/// Writes of this member's clients that are under way beyond which new ones are answered
+/// [`crate::Error::TooManyRequests`].
+pub const OUTBOX_WRITES_MAX: usize = 65_536;
+
+/// The same in bytes.
+pub const OUTBOX_BYTES_MAX: usize = 64 * 1024 * 1024;
+
+/// Writes that whom they were sent to did not take, because it does not lead, are sent again after this long, if no
+/// other leader was heard of before.
+pub const FORWARD_PAUSE: Duration = Duration::from_millis(50);
+
+/// Bytes of forwarded writes that a leader keeps while it hands leadership over, or until it may refuse. What is beyond
+/// is dropped: its member sends it again.
+pub const HELD_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// Ranges of refused writes that a leader remembers for each member, for answers that got lost. Those of older ones are
+/// found out when a later write is applied.
+pub const REMEMBERED_REFUSALS_MAX: usize = 256;
+
+/// Questions to the leader that wait for its answers, beyond which new ones are answered
+/// [`crate::Error::TooManyRequests`].
+pub const QUESTIONS_MAX: usize = 65_536;
+
+/// A question that the leader has not answered is asked again after this long.
+pub const QUESTION_RETRY: Duration = Duration::from_millis(500);
+
+/// A leader that heard from a quorum serves keep-alives without asking it again for so many heartbeats.
+pub const PROOF_HEARTBEATS: u32 = 3;
 
 /// A read index that was asked for and not confirmed is asked for anew after this long.
 pub const READ_INDEX_RETRY: Duration = Duration::from_millis(500);

@@ -15,7 +15,10 @@
 
 mod applying;
 mod config;
+mod forwarding;
+mod leadership;
 mod membership;
+mod questions;
 mod reads;
 mod transfers;
 mod upkeep;
@@ -34,18 +37,22 @@ use crate::apply::Machine;
 use crate::auto_compaction::AutoCompactor;
 use crate::canary::{self, Canary};
 use crate::codec::DecodeError;
-use crate::envelope::{Envelope, Request, Response, Status, Ticket};
+use crate::envelope::{Asker, Envelope, Request, Response, Status, Ticket};
 use crate::error::Error;
 use crate::events::EventBatch;
 use crate::histogram::Stages;
 use crate::kept_hashes::KeptHashes;
 use crate::limits::{MESSAGES_MAX, REPLAYED_MUCH_SHARE};
 use crate::members::{Members, MembersError};
-use crate::peer::PeerMessage;
-use crate::raft::{RaftDriver, Role};
+use crate::outbox::Outbox;
+use crate::peer::{PeerMessage, What};
+use crate::raft::{RaftDriver, Role, Step};
 use crate::transfer::{Receiver, Sender};
 use applying::Applying;
+use forwarding::{Forwarding, Refusee};
+use leadership::Leadership;
 use membership::Changes;
+use questions::Questions;
 use reads::Reads;
 use transfers::Installing;
 use writes::Proposal;
@@ -74,6 +81,43 @@ pub enum Effect {
     Removed,
     /// Tell the watch hub of every core that the state was replaced by one at this revision, without events.
     Restored(i64),
+    /// Tell the operator.
+    Notice(Notice),
+}
+
+/// What an operator should know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// The log has stalled, and this member led.
+    LogStalled {
+        /// Since when.
+        stalled: Duration,
+        /// Who is asked to lead instead; none: nobody can.
+        target: Option<u64>,
+    },
+    /// The log has stalled and no other member took leadership over: this one gave it up.
+    SteppedDown {
+        /// Since when.
+        stalled: Duration,
+    },
+}
+
+impl core::fmt::Display for Notice {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Notice::LogStalled { stalled, target: Some(target) } => {
+                write!(f, "a write of the log takes {} ms so far; ", stalled.as_millis())?;
+                write!(f, "leadership is handed to member {target:x}")
+            }
+            Notice::LogStalled { stalled, target: None } => {
+                write!(f, "a write of the log takes {} ms so far, and no other member can lead", stalled.as_millis())
+            }
+            Notice::SteppedDown { stalled } => {
+                write!(f, "a write of the log takes {} ms so far; ", stalled.as_millis())?;
+                write!(f, "this member does not lead any more")
+            }
+        }
+    }
 }
 
 /// Why the process must stop. Nothing is answered any more.
@@ -123,6 +167,11 @@ pub struct Member {
     /// Proposals that are not applied, in order of their indexes.
     proposals: VecDeque<Proposal>,
     pending_commands: u64,
+    /// Writes of this member's clients, where there are other members.
+    outbox: Outbox,
+    forwarding: Forwarding,
+    questions: Questions,
+    leadership: Leadership,
     applying: Applying,
     reads: Reads,
     /// Answers and events on their way out, in order.
@@ -147,6 +196,8 @@ pub struct Member {
     /// This start had much to replay, and no checkpoint has been finished since. Where members die young again and again
     /// the log would grow from start to start, so the first checkpoint neither waits for more of it nor rests.
     replayed_much: bool,
+    /// A stop was asked for, and does not wait for answers beyond this time.
+    answer_by: Option<Duration>,
     /// A stop was asked for, and does not wait for its checkpoint beyond this time.
     stop_by: Option<Duration>,
     /// The checkpoint of the stop was started.
@@ -155,8 +206,10 @@ pub struct Member {
     stalled_until: Option<Duration>,
     /// A new member holds its log back until its first meta page is durable.
     founding: bool,
-    /// Appends that are not durable and the last index of each.
-    undurable: VecDeque<(wal::AppendNumber, u64)>,
+    /// Appends that are not durable, in order.
+    undurable: VecDeque<Undurable>,
+    /// The append that the log was given last.
+    newest_append: wal::AppendNumber,
     /// The last index that is durable here.
     durable_index: u64,
     /// The last entry that the log held when the member started.
@@ -167,7 +220,7 @@ pub struct Member {
     alarm_proposed: bool,
     /// Writes refused by the quota, answered once that alarm is applied: until then it would not show, and a smaller
     /// write could still go through after one that was refused.
-    refused: Vec<Ticket>,
+    refused: Vec<Refusee>,
     stages: Stages,
     /// When what the last effect answers was published.
     answered_from: Option<Duration>,
@@ -176,6 +229,16 @@ pub struct Member {
     failure: Option<Fatal>,
     /// A failure was reported: from then on nothing is asked for and nothing is answered.
     stopped: bool,
+}
+
+/// An append that is not durable.
+#[derive(Clone, Copy, Debug)]
+struct Undurable {
+    number: wal::AppendNumber,
+    /// Its last entry.
+    last: u64,
+    /// When the log was given it.
+    since: Duration,
 }
 
 /// An answer and whose it is.
@@ -229,8 +292,14 @@ impl Member {
         let forced_from = config.force_new_cluster.then(|| log.last().0);
         let raft = RaftDriver::new(now, &config.raft(), state.restored());
         let applied = machine.index().view().applied();
+        let before = machine.sessions().record(config.member_id).session;
+        let session = forwarding::next_session(config.boot.saturating_add(1), before);
         let mut member = Member {
             raft,
+            outbox: Outbox::new(config.member_id, config.keyspace, session),
+            forwarding: Forwarding::default(),
+            questions: Questions::default(),
+            leadership: Leadership::default(),
             proposals: VecDeque::new(),
             pending_commands: 0,
             applying: Applying::new(applied, machine.revision()),
@@ -248,11 +317,13 @@ impl Member {
             next_checkpoint_retry: now,
             checkpoint_began_at: 0,
             replayed_much: log.replay_bytes() >= config.checkpoint_log_bytes / REPLAYED_MUCH_SHARE,
+            answer_by: None,
             stop_by: None,
             stop_saved: false,
             stalled_until: None,
             founding: false,
             undurable: VecDeque::new(),
+            newest_append: wal::AppendNumber(0),
             durable_index: log.last().0,
             replayed_to: log.last().0,
             term_start: None,
@@ -269,6 +340,9 @@ impl Member {
         };
         member.raft.set_removed(member.machine.members().removed());
         member.announce_members();
+        if !member.raft.is_alone() {
+            member.read(now, Asker::Own, reads::Kind::ReadIndex);
+        }
         member.pump(now);
         member.force_if_due();
         Ok(member)
@@ -282,6 +356,17 @@ impl Member {
     /// Whether this member leads and has applied everything that earlier terms committed: reads are answered.
     pub fn is_ready(&self) -> bool {
         self.term_start.is_some_and(|start| self.applying.published().index >= start)
+    }
+
+    /// Whether this member has what the store held when it started: what it answers without asking others is no older. A
+    /// member among others learns that from the leader.
+    pub fn has_joined(&self) -> bool {
+        self.is_ready() || self.reads.joined
+    }
+
+    /// Whether there are no other members.
+    pub fn is_alone(&self) -> bool {
+        self.raft.is_alone()
     }
 
     /// Whether this member leads.
@@ -302,7 +387,8 @@ impl Member {
 
     /// Whether nothing is under way: every proposal is durable, applied and answered.
     pub fn is_quiet(&self) -> bool {
-        self.proposals.is_empty() && self.undurable.is_empty() && self.out.is_empty()
+        let answered = self.proposals.is_empty() && self.outbox.is_empty() && self.out.is_empty();
+        answered && self.undurable.is_empty()
     }
 
     /// Where the time of writes went, up to the publishing of what they did.
@@ -352,9 +438,10 @@ impl Member {
         for Envelope { ticket, context, request } in batch {
             match request {
                 Request::Write(command) => self.write(now, &mut writes, ticket, &context, command),
-                Request::ReadIndex => self.read(now, ticket, reads::Kind::ReadIndex),
-                Request::LeaseKeepAlive { id } => self.read(now, ticket, reads::Kind::KeepAlive(id)),
-                Request::LeaseTimeToLive { id } => self.read(now, ticket, reads::Kind::TimeToLive(id)),
+                Request::ReadIndex => self.read(now, Asker::Client(ticket), reads::Kind::ReadIndex),
+                Request::LeaseKeepAlive { id } => self.ask_leader(now, ticket, What::KeepAlive { id }),
+                Request::LeaseTimeToLive { id } => self.ask_leader(now, ticket, What::TimeToLive { id }),
+                Request::MoveLeader { target } => self.move_leader(now, ticket, target),
                 Request::LeaseList => {
                     let leases = self.machine.lessor().list();
                     self.answer(ticket, Ok(Response::LeaseList(leases)));
@@ -416,26 +503,11 @@ impl Member {
             }
             PeerMessage::Member(message) => self.handle_member_message(now, from, message),
             PeerMessage::Transfer(message) => self.handle_transfer_message(now, from, message),
-            PeerMessage::Forward(_) | PeerMessage::Refused(_) | PeerMessage::Question(_) | PeerMessage::Answer(_) => {}
+            PeerMessage::Forward(data) => self.handle_forward(now, from, data),
+            PeerMessage::Refused(refused) => self.handle_refused(now, from, refused),
+            PeerMessage::Question(question) => self.handle_question(now, from, question),
+            PeerMessage::Answer(answer) => self.handle_answer(now, answer),
         }
-        self.pump(now);
-    }
-
-    /// The link to a member works.
-    pub fn handle_peer_up(&mut self, now: Duration, id: u64) {
-        self.note_peer_up(now, id);
-        self.sender.handle_peer_up(now, id);
-        self.pump(now);
-    }
-
-    /// The link to a member does not work any more; what was sent last may be lost.
-    pub fn handle_peer_down(&mut self, now: Duration, id: u64) {
-        self.note_peer_down(id);
-        self.pump(now);
-    }
-
-    /// The process of a member has died. If it led, another leader is looked for at once.
-    pub fn handle_leader_gone(&mut self, now: Duration, _id: u64) {
         self.pump(now);
     }
 
@@ -486,6 +558,9 @@ impl Member {
         self.raft.handle_timeout(now);
         self.log.handle_timeout(now);
         self.expire_reads(now);
+        self.expire_writes(now);
+        self.expire_questions(now);
+        self.watch_disk(now);
         self.expire_leases(now);
         self.compact_automatically(now);
         self.expire_hash_waiters(now);
@@ -502,7 +577,10 @@ impl Member {
         [
             self.raft.poll_timeout(),
             self.log.poll_timeout(),
-            self.reads.poll_timeout(),
+            self.reads.poll_timeout(self.config.request_timeout()),
+            self.writes_timeout(),
+            self.questions_timeout(),
+            self.leadership_timeout(),
             self.machine.lessor().poll_timeout(),
             self.auto_compactor.poll_timeout(),
             compaction,
@@ -570,51 +648,63 @@ impl Member {
         self.propose_changes(now);
         self.keep_published(now);
         loop {
-            let (log, proposals, undurable) = (&mut self.log, &mut self.proposals, &mut self.undurable);
-            let mut newest = wal::AppendNumber(0);
-            let mut append = |append: wal::Append| {
-                let last = append.entries.last().map(|entry| entry.index);
-                let number = log.append(append);
-                newest = number;
-                if let Some(last) = last {
-                    undurable.push_back((number, last));
-                    writes::note_append(proposals, last, number);
+            while let Some(step) = self.poll_raft(now) {
+                if canary::is_on(Canary::AckBeforeSync) || canary::is_on(Canary::ApplyAboveDurable) {
+                    self.take_for_durable(now);
                 }
-                number
-            };
-            let Some(step) = self.raft.poll(&mut append) else { break };
-            if canary::is_on(Canary::AckBeforeSync) || canary::is_on(Canary::ApplyAboveDurable) {
-                self.take_for_durable(now);
-            }
-            assert!(step.restored.is_none() || self.is_installing(), "only an image that is durable is restored");
-            if step.restored.is_some() && canary::is_on(Canary::SnapshotBeforeDurable) {
-                self.raft.handle_durable(newest);
-            }
-            if let Some(role) = step.role {
-                self.role_changed(now, role);
-            }
-            for entry in step.committed {
-                if let Err(failure) = self.applying.push(entry, self.config.keyspace) {
-                    self.failure = Some(failure);
-                    return;
+                assert!(step.restored.is_none() || self.is_installing(), "only an image that is durable is restored");
+                if step.restored.is_some() && canary::is_on(Canary::SnapshotBeforeDurable) {
+                    let newest = self.newest_append;
+                    self.raft.handle_durable(newest);
                 }
+                if let Some(role) = step.role {
+                    self.role_changed(now, role);
+                }
+                for entry in step.committed {
+                    self.stamp_committed(now, entry.index);
+                    if let Err(failure) = self.applying.push(entry, self.config.keyspace) {
+                        self.failure = Some(failure);
+                        return;
+                    }
+                }
+                for message in step.messages {
+                    self.send(now, message);
+                }
+                for read in step.reads {
+                    self.read_confirmed(now, read);
+                }
+                // A leader's first commit of its term lets reads be asked for.
+                self.ask_for_reads(now);
             }
-            for message in step.messages {
-                self.send(now, message);
+            self.follow_transfer(now);
+            if !self.flush_writes(now) {
+                break;
             }
-            let beyond = self.messages.len().saturating_sub(MESSAGES_MAX);
-            self.messages.drain(..beyond);
-            for read in step.reads {
-                self.read_confirmed(now, read);
-            }
-            // A leader's first commit of its term lets reads be asked for.
-            self.ask_for_reads(now);
         }
+        let beyond = self.messages.len().saturating_sub(MESSAGES_MAX);
+        self.messages.drain(..beyond);
+    }
+
+    /// The next step of raft-rs, its append on its way to the log.
+    fn poll_raft(&mut self, now: Duration) -> Option<Step> {
+        let (log, proposals, undurable) = (&mut self.log, &mut self.proposals, &mut self.undurable);
+        let newest = &mut self.newest_append;
+        let mut append = |append: wal::Append| {
+            let last = append.entries.last().map(|entry| entry.index);
+            let number = log.append(append);
+            *newest = number;
+            if let Some(last) = last {
+                undurable.push_back(Undurable { number, last, since: now });
+                writes::note_append(proposals, last, number);
+            }
+            number
+        };
+        self.raft.poll(&mut append)
     }
 
     /// The bug of [`Canary::AckBeforeSync`]: everything that the log was handed is taken for durable.
     fn take_for_durable(&mut self, now: Duration) {
-        if let Some((newest, _)) = self.undurable.back().copied() {
+        if let Some(Undurable { number: newest, .. }) = self.undurable.back().copied() {
             self.stamp_durable(now, newest);
             self.raft.handle_durable(newest);
         }
@@ -624,20 +714,6 @@ impl Member {
     fn holds_answers(&self) -> bool {
         let stats = self.log.stats();
         canary::is_on(Canary::ApplyAboveDurable) && (stats.in_flight_count > 0 || stats.waiting_bytes > 0)
-    }
-
-    fn role_changed(&mut self, now: Duration, role: Role) {
-        match role {
-            // raft-rs appends an entry of the new term as it becomes leader; nothing was appended since.
-            Role::Leader => self.term_start = Some(self.log.last().0),
-            Role::Follower(_) => {
-                self.term_start = None;
-                for ticket in self.machine.lessor_mut().demote() {
-                    self.answer(ticket, Err(Error::LeaderChanged));
-                }
-            }
-        }
-        self.leader_of_changes_changed(now, role == Role::Leader);
     }
 
     fn answer(&mut self, ticket: Ticket, result: Result<Response, Error>) {

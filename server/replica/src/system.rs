@@ -6,6 +6,7 @@
 //! alarm       = 'M', member id u64 BE, kind u8 → nothing
 //! member      = 'N', member id u64 BE       → version u8 (1), flags u8 (1 learner), name, peer URLs, client URLs
 //! removed     = 'R', member id u64 BE       → nothing: a member of that id was removed, and none ever has it again
+//! session     = 'S', member id u64 BE   → version u8 (1), session u64 LE, last sequence number u64 LE
 //! ```
 //!
 //! Identifiers are big-endian in keys, so that a scan by prefix finds a lease's keys in key order.
@@ -14,6 +15,7 @@ use bytes::Bytes;
 use garboard_storage::{Paged, View};
 
 use crate::request::{Alarm, AlarmKind};
+use crate::sessions::Record;
 
 /// First byte of a lease's key.
 pub const LEASE: u8 = b'L';
@@ -25,6 +27,8 @@ pub const ALARM: u8 = b'M';
 pub const MEMBER: u8 = b'N';
 /// First byte of the key of a member that was removed.
 pub const REMOVED_MEMBER: u8 = b'R';
+/// First byte of the record of a member's forwarded writes.
+pub const SESSION: u8 = b'S';
 
 const VALUE_VERSION: u8 = 1;
 const ID_BYTES: usize = size_of::<u64>();
@@ -70,6 +74,19 @@ pub fn alarm_key(alarm: Alarm) -> Option<Vec<u8>> {
     Some(key)
 }
 
+/// The key of the record of a member's forwarded writes.
+pub fn session_key(member_id: u64) -> Vec<u8> {
+    with_id(SESSION, member_id.to_be_bytes())
+}
+
+/// Its value.
+pub fn session_value(record: Record) -> Vec<u8> {
+    let mut value = vec![VALUE_VERSION];
+    value.extend(record.session.to_le_bytes());
+    value.extend(record.last.to_le_bytes());
+    value
+}
+
 pub(crate) fn with_id(kind: u8, id: [u8; ID_BYTES]) -> Vec<u8> {
     let mut key = Vec::with_capacity(1 + ID_BYTES);
     key.push(kind);
@@ -92,6 +109,25 @@ fn read_lease(key: &[u8], value: &[u8]) -> Option<(i64, i64)> {
     let id = key.get(1..)?.try_into().ok()?;
     let [VALUE_VERSION, ttl @ ..] = value else { return None };
     Some((i64::from_be_bytes(id), i64::from_le_bytes(ttl.try_into().ok()?)))
+}
+
+/// All records of forwarded writes, by member.
+pub fn sessions(view: &View<'_>) -> Paged<Result<Vec<(u64, Record)>, SystemError>> {
+    let mut sessions = Vec::new();
+    let mut cursor = view.system_scan(&[SESSION]);
+    while let Some((key, value)) = cursor.next()? {
+        let Some(session) = read_session(&key, &value) else { return Ok(Err(SystemError('S'))) };
+        sessions.push(session);
+    }
+    Ok(Ok(sessions))
+}
+
+fn read_session(key: &[u8], value: &[u8]) -> Option<(u64, Record)> {
+    let id = key.get(1..)?.try_into().ok()?;
+    let [VALUE_VERSION, rest @ ..] = value else { return None };
+    let (session, last) = rest.split_first_chunk::<ID_BYTES>()?;
+    let record = Record { session: u64::from_le_bytes(*session), last: u64::from_le_bytes(last.try_into().ok()?) };
+    Some((u64::from_be_bytes(id), record))
 }
 
 /// The keys attached to a lease, in order.

@@ -196,7 +196,7 @@ impl Ranges {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::codec::{Item, decode_entry, encode_entry};
+    use crate::codec::{Batch, Item, decode_entry, encode_entry};
     use crate::request::{Compare, CompareOperator, CompareTarget, KeyspaceId, Principal};
 
     fn key(text: &'static str) -> Bytes {
@@ -286,7 +286,9 @@ mod tests {
         let deepest = nest(TXN_DEPTH_MAX);
         assert_eq!(check_txn(&deepest, &limits), Ok(()));
         let item = Item { principal: Principal::Anonymous, command: Command::Txn(deepest) };
-        assert!(decode_entry(&encode_entry(KeyspaceId(0), &[item])).is_ok());
+        assert!(
+            decode_entry(&encode_entry(&Batch { keyspace: KeyspaceId(0), source: None, items: vec![item] })).is_ok()
+        );
     }
 
     #[test]

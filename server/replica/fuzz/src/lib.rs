@@ -12,5 +12,8 @@ pub const ENTRY: Target = Target::new("entry", fuzz::entry, |len| 1024 * len + 6
 /// Memberships and their changes.
 pub const MEMBERSHIP: Target = Target::new("membership", fuzz::membership, |len| 8 * len + 4096);
 
+/// What members say to each other beside Raft's messages.
+pub const PEER_MESSAGE: Target = Target::new("peer_message", fuzz::peer_message, |len| 1024 * len + 64 * 1024);
+
 /// All of them.
-pub const TARGETS: &[Target] = &[ENTRY, MEMBERSHIP];
+pub const TARGETS: &[Target] = &[ENTRY, MEMBERSHIP, PEER_MESSAGE];

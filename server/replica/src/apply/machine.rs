@@ -10,7 +10,7 @@ use garboard_storage::{Applied, Index, NeedPage, Paged, Revision, Version};
 use super::delete::DeleteRun;
 use super::txn::TxnRun;
 use crate::alarm::Alarms;
-use crate::envelope::Ticket;
+use crate::envelope::Asker;
 use crate::error::Error;
 use crate::events::{Event, EventBatch};
 use crate::lease::Lessor;
@@ -18,6 +18,7 @@ use crate::members::{MemberChange, MemberRecord, Members, record_key, record_val
 use crate::quota::{Quota, cost};
 use crate::read::fault::may_miss;
 use crate::request::{Alarm, Command, KeyValue, Operation, Outcome, Put, Reply};
+use crate::sessions::Sessions;
 use crate::system;
 
 /// A write of the system tree that a change of a key brought with it. It is done before anything reads the tree.
@@ -52,12 +53,13 @@ pub struct Machine {
     members: Arc<Members>,
     /// The members changed since that was last asked.
     members_changed: bool,
+    sessions: Sessions,
     quota: Quota,
     system_writes: VecDeque<SystemWrite>,
     /// Changes since the last publish.
     events: Vec<Event>,
     /// Keep-alives whose lease was revoked since they were last taken.
-    revoked_waiters: Vec<Ticket>,
+    revoked_waiters: Vec<Asker>,
     /// A deletion in progress.
     pub(super) delete_run: Option<DeleteRun>,
     /// A transaction in progress.
@@ -65,8 +67,15 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// The state that an index holds. The caller has read the leases, alarms and members from it.
-    pub fn new(index: Index, lessor: Lessor, alarms: Alarms, members: Members, quota: Quota) -> Machine {
+    /// The state that an index holds. The caller has read the leases, alarms, members and sessions from it.
+    pub fn new(
+        index: Index,
+        lessor: Lessor,
+        alarms: Alarms,
+        members: Members,
+        sessions: Sessions,
+        quota: Quota,
+    ) -> Machine {
         let revision = index.view().revision();
         Machine {
             index,
@@ -79,6 +88,7 @@ impl Machine {
             alarms,
             members: Arc::new(members),
             members_changed: true,
+            sessions,
             quota,
             system_writes: VecDeque::new(),
             events: Vec::new(),
@@ -89,16 +99,23 @@ impl Machine {
     }
 
     /// The index holds another state now: a snapshot was installed. What was begun and not published is gone. The caller
-    /// has read the leases, alarms and members from it. Returns the keep-alives that waited for revocations.
-    pub fn handle_installed(&mut self, lessor: Lessor, alarms: Alarms, members: Members) -> Vec<Ticket> {
+    /// has read the tables from it. Returns the keep-alives that waited for revocations.
+    pub fn handle_installed(
+        &mut self,
+        lessor: Lessor,
+        alarms: Alarms,
+        members: Members,
+        sessions: Sessions,
+    ) -> Vec<Asker> {
         self.revision = self.index.view().revision();
         (self.changes, self.mid_command, self.fits_quota, self.over_quota) = (0, false, true, false);
         (self.delete_run, self.txn_run) = (None, None);
         self.system_writes.clear();
         self.events.clear();
         let mut waiters = std::mem::take(&mut self.revoked_waiters);
-        waiters.extend(std::mem::replace(&mut self.lessor, lessor).demote());
-        self.alarms = alarms;
+        let waiting = std::mem::replace(&mut self.lessor, lessor).demote();
+        waiters.extend(waiting.into_iter().map(|(_, asker)| asker));
+        (self.alarms, self.sessions) = (alarms, sessions);
         (self.members, self.members_changed) = (Arc::new(members), true);
         waiters
     }
@@ -174,6 +191,16 @@ impl Machine {
         self.members_changed = true;
     }
 
+    /// What was seen of forwarded writes.
+    pub fn sessions(&self) -> &Sessions {
+        &self.sessions
+    }
+
+    /// The same, to be changed by what is applied.
+    pub fn sessions_mut(&mut self) -> &mut Sessions {
+        &mut self.sessions
+    }
+
     /// The quota.
     pub fn quota(&self) -> Quota {
         self.quota
@@ -185,7 +212,7 @@ impl Machine {
     }
 
     /// Keep-alives whose lease was revoked since this was last called. Their answer may leave once that is published.
-    pub fn take_revoked_waiters(&mut self) -> Vec<Ticket> {
+    pub fn take_revoked_waiters(&mut self) -> Vec<Asker> {
         std::mem::take(&mut self.revoked_waiters)
     }
 
@@ -458,6 +485,13 @@ impl Machine {
     /// Makes everything applied so far visible, as of a log index, and hands out what changed.
     pub fn publish(&mut self, applied: Applied) -> Paged<Published> {
         assert!(!self.mid_command, "a command is published whole");
+        for (member_id, record) in self.sessions.take_changed() {
+            let key = system::session_key(member_id);
+            self.system_writes.push_back(match record {
+                Some(record) => SystemWrite::Put(key, system::session_value(record)),
+                None => SystemWrite::Delete(key),
+            });
+        }
         self.write_system()?;
         self.index.publish(applied, self.revision);
         let events = std::mem::take(&mut self.events);

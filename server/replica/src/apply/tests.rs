@@ -15,6 +15,7 @@ use crate::request::{
     Command, Compare, CompareOperator, CompareTarget, DeleteRange, KeyRange, KeyValue, Operation, OperationResult,
     Outcome, Put, Range, Reply, SortOrder, SortTarget, Txn, TxnResult,
 };
+use crate::sessions::Sessions;
 use crate::system;
 
 struct Store {
@@ -27,7 +28,14 @@ impl Store {
         let index = Index::create(IndexConfig::new(1, 1), Arc::new(NoFile::new(1 << 30).unwrap()));
         let lessor = Lessor::new(Duration::from_secs(1), Duration::from_millis(100), []);
         Store {
-            machine: Machine::new(index, lessor, Alarms::default(), Members::default(), Quota::from_flag(-1)),
+            machine: Machine::new(
+                index,
+                lessor,
+                Alarms::default(),
+                Members::default(),
+                Sessions::default(),
+                Quota::from_flag(-1),
+            ),
             index: 0,
         }
     }
@@ -291,7 +299,8 @@ fn an_operation_over_the_quota_is_executed_and_answered_as_refused() {
     let mut store = Store::new();
     let lessor = Lessor::new(Duration::from_secs(1), Duration::from_millis(100), []);
     let index = Index::create(IndexConfig::new(1, 1), Arc::new(NoFile::new(1 << 30).unwrap()));
-    store.machine = Machine::new(index, lessor, Alarms::default(), Members::default(), Quota::from_flag(10));
+    store.machine =
+        Machine::new(index, lessor, Alarms::default(), Members::default(), Sessions::default(), Quota::from_flag(10));
     assert_eq!(store.run(Command::Put(plain_put("a", "v"))), Err(Error::NoSpace));
     assert_eq!(store.live(), [(key("a"), 2, 0)]);
     let deletion = DeleteRange { keys: KeyRange::All, prev_kv: false };

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::{Batch, DecodeError, Item, VERSION, tag};
+use super::{Batch, DecodeError, Item, Source, VERSION, VERSION_SOURCED, tag};
 use crate::limits::TXN_DEPTH_MAX;
 use crate::members::{MemberChange, MembersError};
 use crate::request::{
@@ -20,11 +20,12 @@ const INNER_LIST_ROOM: usize = 8;
 pub fn decode_entry(data: &Bytes) -> Result<Batch, DecodeError> {
     let mut reader = Reader { data, offset: 0 };
     let version = reader.u8()?;
-    if version != VERSION {
+    if version != VERSION && version != VERSION_SOURCED {
         return Err(DecodeError::UnknownVersion(version));
     }
     let keyspace = KeyspaceId(reader.u32()?);
     let count = reader.count()?;
+    let source = if version == VERSION_SOURCED { Some(reader.source()?) } else { None };
     let mut items = reader.list(count, COMMAND_BYTES_MIN);
     for _ in 0..count {
         let principal = reader.principal()?;
@@ -32,7 +33,7 @@ pub fn decode_entry(data: &Bytes) -> Result<Batch, DecodeError> {
         items.push(Item { principal, command });
     }
     match reader.remaining() {
-        0 => Ok(Batch { keyspace, items }),
+        0 => Ok(Batch { keyspace, source, items }),
         bytes => Err(DecodeError::Trailing(bytes)),
     }
 }
@@ -108,6 +109,10 @@ impl Reader<'_> {
             flags if flags & !known == 0 => Ok(flags),
             flags => self.unknown(field, flags),
         }
+    }
+
+    fn source(&mut self) -> Result<Source, DecodeError> {
+        Ok(Source { member_id: self.u64()?, session: self.u64()?, first: self.u64()? })
     }
 
     fn principal(&mut self) -> Result<Principal, DecodeError> {

@@ -2,7 +2,7 @@
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use super::{COUNT_OFFSET, HEADER_BYTES, VERSION, tag};
+use super::{COUNT_OFFSET, HEADER_BYTES, SOURCE_BYTES, Source, VERSION, VERSION_SOURCED, tag};
 use crate::request::{
     Alarm, AlarmKind, Command, Compare, CompareOperator, CompareTarget, DeleteRange, KeyRange, KeyspaceId, Operation,
     Principal, Put, Range, SortOrder, SortTarget, Txn,
@@ -12,9 +12,13 @@ use crate::request::{
 pub struct EntryBuilder {
     buffer: BytesMut,
     count: u32,
+    sourced: bool,
 }
 
 impl EntryBuilder {
+    /// Bytes before the first command of an entry that says where its commands come from.
+    pub const SOURCED_HEADER_BYTES: usize = HEADER_BYTES + SOURCE_BYTES;
+
     /// An entry without commands for a keyspace.
     pub fn new(keyspace: KeyspaceId) -> EntryBuilder {
         let mut buffer = BytesMut::with_capacity(1_024);
@@ -22,13 +26,32 @@ impl EntryBuilder {
         buffer.put_u32_le(keyspace.0);
         buffer.put_u32_le(0);
         debug_assert_eq!(buffer.len(), HEADER_BYTES);
-        EntryBuilder { buffer, count: 0 }
+        EntryBuilder { buffer, count: 0, sourced: false }
+    }
+
+    /// The same for an entry that will say where its commands come from.
+    pub fn sourced(keyspace: KeyspaceId) -> EntryBuilder {
+        let mut builder = EntryBuilder::new(keyspace);
+        builder.buffer[0] = VERSION_SOURCED;
+        builder.buffer.put_bytes(0, SOURCE_BYTES);
+        EntryBuilder { sourced: true, ..builder }
+    }
+
+    /// Whether [`EntryBuilder::finish_with`] ends it.
+    pub fn is_sourced(&self) -> bool {
+        self.sourced
     }
 
     /// Appends a command.
     pub fn push(&mut self, principal: &Principal, command: &Command) {
         put_principal(&mut self.buffer, principal);
         put_command(&mut self.buffer, command);
+        self.count += 1;
+    }
+
+    /// Appends a command as another entry held it, with its principal.
+    pub fn push_encoded(&mut self, encoded: &[u8]) {
+        self.buffer.put_slice(encoded);
         self.count += 1;
     }
 
@@ -48,7 +71,26 @@ impl EntryBuilder {
     }
 
     /// The entry's data.
-    pub fn finish(mut self) -> Bytes {
+    ///
+    /// # Panics
+    /// If the entry must say where its commands come from.
+    pub fn finish(self) -> Bytes {
+        assert!(!self.sourced, "an entry of this version has a source");
+        self.close()
+    }
+
+    /// The entry's data, with where its commands come from.
+    ///
+    /// # Panics
+    /// If the entry has no place for it.
+    pub fn finish_with(mut self, source: Source) -> Bytes {
+        assert!(self.sourced, "an entry of this version has no source");
+        let numbers = [source.member_id, source.session, source.first].map(u64::to_le_bytes);
+        self.buffer[HEADER_BYTES..Self::SOURCED_HEADER_BYTES].copy_from_slice(&numbers.concat());
+        self.close()
+    }
+
+    fn close(mut self) -> Bytes {
         self.buffer[COUNT_OFFSET..HEADER_BYTES].copy_from_slice(&self.count.to_le_bytes());
         self.buffer.freeze()
     }

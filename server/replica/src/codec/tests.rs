@@ -116,27 +116,47 @@ fn any_item() -> impl Strategy<Value = Item> {
     (principal, command).prop_map(|(principal, command)| Item { principal, command })
 }
 
+fn any_source() -> impl Strategy<Value = Option<Source>> {
+    let source = any::<[u64; 3]>().prop_map(|[member_id, session, first]| Source { member_id, session, first });
+    prop::option::of(source)
+}
+
+fn any_batch(items: std::ops::Range<usize>) -> impl Strategy<Value = Batch> {
+    (any::<u32>(), any_source(), prop::collection::vec(any_item(), items)).prop_map(|(keyspace, source, items)| Batch {
+        keyspace: KeyspaceId(keyspace),
+        source,
+        items,
+    })
+}
+
+fn one(command: Command) -> Batch {
+    let items = vec![Item { principal: Principal::Anonymous, command }];
+    Batch { keyspace: KeyspaceId(0), source: None, items }
+}
+
 proptest! {
     #[test]
-    fn every_batch_reads_back_as_it_was_written(items in prop::collection::vec(any_item(), 0..5), keyspace: u32) {
-        let data = encode_entry(KeyspaceId(keyspace), &items);
-        let batch = decode_entry(&data).expect("own encoding");
-        prop_assert_eq!(batch, Batch { keyspace: KeyspaceId(keyspace), items });
+    fn every_batch_reads_back_as_it_was_written(batch in any_batch(0..5)) {
+        let data = encode_entry(&batch);
+        prop_assert_eq!(decode_entry(&data), Ok(batch));
     }
 
     #[test]
-    fn every_truncated_batch_is_refused(items in prop::collection::vec(any_item(), 1..4), cut: prop::sample::Index) {
-        let data = encode_entry(KeyspaceId(0), &items);
+    fn every_truncated_batch_is_refused(batch in any_batch(1..4), cut: prop::sample::Index) {
+        let data = encode_entry(&batch);
         let cut = cut.index(data.len());
         prop_assert!(decode_entry(&data.slice(..cut)).is_err());
     }
 
     #[test]
-    fn arbitrary_bytes_are_read_or_refused_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-        let mut data = vec![VERSION, 0, 0, 0, 0];
+    fn arbitrary_bytes_are_read_or_refused_without_a_panic(
+        version in VERSION..=VERSION_SOURCED,
+        bytes in prop::collection::vec(any::<u8>(), 0..200),
+    ) {
+        let mut data = vec![version, 0, 0, 0, 0];
         data.extend(bytes);
         if let Ok(batch) = decode_entry(&Bytes::from(data.clone())) {
-            prop_assert_eq!(encode_entry(batch.keyspace, &batch.items), Bytes::from(data));
+            prop_assert_eq!(encode_entry(&batch), Bytes::from(data));
         }
     }
 }
@@ -151,8 +171,7 @@ fn keys_and_values_are_slices_of_the_entry() {
         ignore_value: false,
         ignore_lease: false,
     };
-    let items = [Item { principal: Principal::Anonymous, command: Command::Put(put) }];
-    let data = encode_entry(KeyspaceId(0), &items);
+    let data = encode_entry(&one(Command::Put(put)));
     let batch = decode_entry(&data).unwrap();
     let Command::Put(put) = &batch.items[0].command else { panic!("a put was encoded") };
     assert!(data.as_ptr_range().contains(&put.value.as_ptr()), "the value was copied");
@@ -160,7 +179,7 @@ fn keys_and_values_are_slices_of_the_entry() {
 
 #[test]
 fn a_newer_version_is_named_and_refused() {
-    assert_eq!(decode_entry(&Bytes::from_static(&[2, 0])), Err(DecodeError::UnknownVersion(2)));
+    assert_eq!(decode_entry(&Bytes::from_static(&[3, 0])), Err(DecodeError::UnknownVersion(3)));
 }
 
 #[test]
@@ -169,6 +188,22 @@ fn nesting_beyond_the_limit_is_refused_without_deep_recursion() {
     for _ in 0..400 {
         txn = Txn { success: vec![Operation::Txn(txn)], ..Txn::default() };
     }
-    let items = [Item { principal: Principal::Anonymous, command: Command::Txn(txn) }];
-    assert_eq!(decode_entry(&encode_entry(KeyspaceId(0), &items)), Err(DecodeError::TooDeep));
+    assert_eq!(decode_entry(&encode_entry(&one(Command::Txn(txn)))), Err(DecodeError::TooDeep));
+}
+
+#[test]
+fn commands_are_carried_over_into_another_entry_as_they_are() {
+    let source = Source { member_id: 1, session: 2, first: 3 };
+    let mut builder = EntryBuilder::sourced(KeyspaceId(4));
+    builder.push(&Principal::Server, &Command::LeaseRevoke { id: 5 });
+    let end = builder.len();
+    builder.push(&Principal::Anonymous, &Command::LeaseRevoke { id: 6 });
+    let data = builder.finish_with(source);
+    let mut other = EntryBuilder::sourced(KeyspaceId(4));
+    other.push_encoded(&data[end..]);
+    other.push_encoded(&data[EntryBuilder::SOURCED_HEADER_BYTES..end]);
+    let batch = decode_entry(&other.finish_with(source)).unwrap();
+    let ids = batch.items.iter().map(|item| item.command.clone()).collect::<Vec<_>>();
+    assert_eq!(ids, [6, 5].map(|id| Command::LeaseRevoke { id }));
+    assert_eq!(batch.source, Some(source));
 }

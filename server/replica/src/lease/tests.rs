@@ -1,8 +1,9 @@
 use super::*;
+use crate::envelope::Ticket;
 
 const ELECTION: Duration = Duration::from_secs(1);
 const HEARTBEAT: Duration = Duration::from_millis(100);
-const TICKET: Ticket = Ticket { core: 0, sequence: 1 };
+const ASKER: Asker = Asker::Client(Ticket { core: 0, sequence: 1 });
 
 fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
@@ -53,11 +54,11 @@ fn a_lease_expires_when_its_time_has_passed_and_not_before() {
 fn a_renewal_moves_the_expiry() {
     let mut lessor = primary();
     grant(&mut lessor, seconds(0), 1, 10);
-    assert_eq!(lessor.keep_alive(seconds(9), 1, TICKET), Ok(KeepAlive::Renewed(10)));
+    assert_eq!(lessor.keep_alive(seconds(9), 1, ASKER), Ok(KeepAlive::Renewed(10)));
     assert!(lessor.take_expired(seconds(10)).is_empty());
     assert!(lessor.take_expired(seconds(18)).is_empty());
     assert_eq!(lessor.take_expired(seconds(19)), [1]);
-    assert_eq!(lessor.keep_alive(seconds(19), 2, TICKET), Ok(KeepAlive::Unknown));
+    assert_eq!(lessor.keep_alive(seconds(19), 2, ASKER), Ok(KeepAlive::Unknown));
 }
 
 #[test]
@@ -65,24 +66,24 @@ fn a_keep_alive_of_an_expired_lease_waits_until_it_is_revoked() {
     let mut lessor = primary();
     grant(&mut lessor, seconds(0), 1, 10);
     assert_eq!(
-        lessor.keep_alive(seconds(10), 1, TICKET),
+        lessor.keep_alive(seconds(10), 1, ASKER),
         Ok(KeepAlive::Waits),
         "not proposed yet, expired all the same"
     );
     assert_eq!(lessor.take_expired(seconds(10)), [1]);
-    let other = Ticket { core: 1, sequence: 2 };
+    let other = Asker::Client(Ticket { core: 1, sequence: 2 });
     assert_eq!(lessor.keep_alive(seconds(11), 1, other), Ok(KeepAlive::Waits));
-    assert_eq!(lessor.remove(1), [TICKET, other]);
-    assert_eq!(lessor.keep_alive(seconds(11), 1, TICKET), Ok(KeepAlive::Unknown));
+    assert_eq!(lessor.remove(1), [ASKER, other]);
+    assert_eq!(lessor.keep_alive(seconds(11), 1, ASKER), Ok(KeepAlive::Unknown));
 }
 
 #[test]
 fn waiting_keep_alives_are_told_when_leadership_is_lost() {
     let mut lessor = primary();
     grant(&mut lessor, seconds(0), 1, 10);
-    assert_eq!(lessor.keep_alive(seconds(10), 1, TICKET), Ok(KeepAlive::Waits));
-    assert_eq!(lessor.demote(), [TICKET]);
-    assert_eq!(lessor.keep_alive(seconds(10), 1, TICKET), Err(Error::LeaderChanged));
+    assert_eq!(lessor.keep_alive(seconds(10), 1, ASKER), Ok(KeepAlive::Waits));
+    assert_eq!(lessor.demote(), [(1, ASKER)]);
+    assert_eq!(lessor.keep_alive(seconds(10), 1, ASKER), Err(Error::LeaderChanged));
     assert!(lessor.take_expired(seconds(1_000)).is_empty(), "only a leader expires leases");
     assert_eq!(lessor.poll_timeout(), None);
 }
@@ -92,7 +93,7 @@ fn a_new_leader_gives_every_lease_its_full_time_and_an_election_timeout() {
     let mut lessor = Lessor::new(ELECTION, HEARTBEAT, [(1, 10), (2, 20)]);
     assert!(lessor.take_expired(seconds(1_000)).is_empty());
     lessor.promote(seconds(100));
-    assert_eq!(lessor.keep_alive(seconds(100), 1, TICKET), Ok(KeepAlive::Renewed(10)));
+    assert_eq!(lessor.keep_alive(seconds(100), 1, ASKER), Ok(KeepAlive::Renewed(10)));
     assert!(lessor.take_expired(seconds(111) - Duration::from_nanos(1)).is_empty(), "a renewal shortens nothing");
     assert_eq!(lessor.take_expired(seconds(111)), [1]);
     assert_eq!(lessor.take_expired(seconds(121)), [1, 2], "what was not revoked is proposed again");
@@ -141,7 +142,7 @@ fn one_wakeup_is_kept_for_a_lease_however_often_it_is_renewed() {
     let mut lessor = primary();
     grant(&mut lessor, seconds(0), 1, 10);
     for second in 1..1_000 {
-        assert_eq!(lessor.keep_alive(seconds(second), 1, TICKET), Ok(KeepAlive::Renewed(10)));
+        assert_eq!(lessor.keep_alive(seconds(second), 1, ASKER), Ok(KeepAlive::Renewed(10)));
         assert!(lessor.take_expired(seconds(second)).is_empty());
         assert!(lessor.wakeups.len() <= 1);
     }

@@ -6,10 +6,11 @@ use std::collections::VecDeque;
 use garboard_storage::{Applied, NeedPage, PageId, Paged, Snapshot};
 use garboard_wal as wal;
 
+use super::forwarding::Refusee;
 use super::writes::{Origin, Proposal};
 use super::{Effect, Fatal, Member, Outgoing};
 use crate::canary::{self, Canary};
-use crate::codec::{Item, decode_entry};
+use crate::codec::{Item, Source, decode_entry};
 use crate::envelope::{Response, Ticket};
 use crate::error::Error;
 use crate::limits::{APPLY_BATCH_COMMANDS, APPLY_RETRY};
@@ -21,7 +22,7 @@ use crate::request::{AlarmKind, Command, KeyspaceId, Reply};
 enum Content {
     /// A leader's first entry.
     Empty,
-    Commands(Vec<Item>),
+    Commands(Option<Source>, Vec<Item>),
     Membership(MemberChange),
 }
 
@@ -97,7 +98,7 @@ impl Applying {
                     return Err(Fatal::Keyspace { index, found: batch.keyspace.0 });
                 }
                 self.unapplied_commands += count(&batch.items);
-                Content::Commands(batch.items)
+                Content::Commands(batch.source, batch.items)
             }
             wal::EntryKind::ConfChange | wal::EntryKind::ConfChangeV2 => {
                 let change = MemberChange::from_bytes(&data);
@@ -210,6 +211,7 @@ impl Member {
                 self.applying.queue.push_front(entry);
                 break;
             }
+            self.pass_over_seen(&mut entry);
             if !self.prefetch(&mut entry) {
                 self.applying.queue.push_front(entry);
                 break;
@@ -230,7 +232,7 @@ impl Member {
         if entry.prefetched {
             return true;
         }
-        let Content::Commands(items) = &entry.content else { return true };
+        let Content::Commands(_, items) = &entry.content else { return true };
         let mut missing = Vec::new();
         for item in items {
             self.machine.prefetch(&item.command, &mut missing);
@@ -242,14 +244,30 @@ impl Member {
         entry.prefetched
     }
 
+    /// Leaves the commands out that took effect before, or whose member is none any more: the first ones of an entry.
+    fn pass_over_seen(&mut self, entry: &mut Entry) {
+        let Content::Commands(Some(source), items) = &mut entry.content else { return };
+        if entry.done > 0 {
+            return;
+        }
+        let all = count(items);
+        let seen = if self.raft.is_member(source.member_id) { self.machine.sessions().seen(source, all) } else { all };
+        items.drain(..usize::try_from(seen).expect("no more than there are"));
+        source.first = source.first.saturating_add(seen);
+        self.applying.unapplied_commands -= seen;
+    }
+
     fn apply_entry(&mut self, now: Duration, entry: &mut Entry) -> Paged<()> {
         match &entry.content {
             Content::Empty => {}
             Content::Membership(change) => {
                 let result = self.apply_member_change(entry.index, change);
+                if !self.raft.is_member(change.member_id) {
+                    self.machine.sessions_mut().remove(change.member_id);
+                }
                 entry.results.push(result);
             }
-            Content::Commands(items) => {
+            Content::Commands(source, items) => {
                 while let Some(item) = items.get(entry.done) {
                     let result = match &item.command {
                         Command::Compact { .. } => self.apply_compaction(now, entry.index, &item.command)?,
@@ -257,6 +275,9 @@ impl Member {
                     };
                     entry.results.push(result);
                     entry.done += 1;
+                }
+                if let Some(source) = source.filter(|_| !items.is_empty()) {
+                    self.machine.sessions_mut().advance(&source, count(items));
                 }
             }
         }
@@ -268,7 +289,7 @@ impl Member {
         let Some((last, _)) = self.applying.applied.last() else { return Ok(()) };
         let mut applied = Applied { index: last.index, term: last.term };
         if canary::is_on(Canary::SavedIndexBehind)
-            && matches!(last.content, Content::Commands(_))
+            && matches!(last.content, Content::Commands(..))
             && self.applying.published.term == last.term
         {
             applied.index -= 1;
@@ -286,12 +307,13 @@ impl Member {
             self.answer_entry(now, entry, proposal);
         }
         self.announce_members();
-        for ticket in self.machine.take_revoked_waiters() {
-            self.answer(ticket, Ok(Response::LeaseKeepAlive { ttl_seconds: 0 }));
+        for asker in self.machine.take_revoked_waiters() {
+            self.answer_asker(asker, Ok(Response::LeaseKeepAlive { ttl_seconds: 0 }));
         }
         self.raft.handle_applied(applied.index, self.sender.oldest_index());
         if self.is_ready() {
             self.machine.lessor_mut().promote(now);
+            self.take_held(now);
         }
         self.serve_confirmed(now);
         self.pump(now);
@@ -301,31 +323,51 @@ impl Member {
     }
 
     fn answer_entry(&mut self, now: Duration, entry: Entry, proposal: Option<Proposal>) {
-        let items = match entry.content {
+        let (source, items) = match entry.content {
             Content::Empty => return,
             Content::Membership(change) => {
                 let result = entry.results.into_iter().next().expect("an applied change has its result");
                 self.change_applied(change.origin, result);
                 return;
             }
-            Content::Commands(items) => items,
+            Content::Commands(source, items) => (source, items),
         };
         if self.waits_for_changes() {
             self.answer_changes(&items, &entry.results);
         }
         self.applying.unapplied_commands -= count(&items);
         assert_eq!(items.len(), entry.results.len(), "every command of an applied entry has its result");
-        let Some(proposal) = proposal else { return };
-        assert_eq!(items.len(), proposal.origins.len(), "every command of a proposal has its origin");
-        if let Some(durable) = proposal.durable {
-            self.stages.apply.record(now.saturating_sub(durable));
+        if let Some(committed) = proposal.as_ref().and_then(|proposal| proposal.committed) {
+            self.stages.apply.record(now.saturating_sub(committed));
         }
-        for ((item, result), origin) in items.iter().zip(entry.results).zip(proposal.origins) {
+        if let Some(source) = source {
+            self.answer_own(now, &source, &items, entry.results);
+        } else if let Some(proposal) = proposal {
+            self.answer_proposal(now, proposal, &items, entry.results);
+        }
+    }
+
+    /// Answers those of this member's clients whose writes an entry held, whoever proposed it.
+    fn answer_own(&mut self, now: Duration, source: &Source, items: &[Item], results: Vec<Result<Reply, Error>>) {
+        let mut waiting = self.take_own(now, source, count(items)).into_iter().peekable();
+        for ((sequence, item), result) in (source.first..).zip(items).zip(results) {
+            if let Some(write) = waiting.next_if(|write| write.sequence == sequence) {
+                self.answer_write(now, write.ticket, &item.command, result);
+            }
+        }
+    }
+
+    fn answer_proposal(
+        &mut self,
+        now: Duration,
+        proposal: Proposal,
+        items: &[Item],
+        results: Vec<Result<Reply, Error>>,
+    ) {
+        assert_eq!(items.len(), proposal.origins.len(), "every command of a proposal has its origin");
+        for ((item, result), origin) in items.iter().zip(results).zip(proposal.origins) {
             match origin {
-                Origin::Client(ticket) if result == Err(Error::NoSpace) && self.alarm_proposed => {
-                    self.refused.push(ticket);
-                }
-                Origin::Client(ticket) => self.answer_client(now, ticket, &item.command, result),
+                Origin::Client(ticket) => self.answer_write(now, ticket, &item.command, result),
                 Origin::Expiry | Origin::Member => {}
                 Origin::AutoCompaction => {
                     let compacted = matches!(result, Ok(_) | Err(Error::Compacted));
@@ -342,6 +384,15 @@ impl Member {
             if let Command::Member(change) = &item.command {
                 self.change_applied(change.origin, result.clone());
             }
+        }
+    }
+
+    /// Answers a client's write, or keeps its refusal until the alarm about it shows.
+    fn answer_write(&mut self, now: Duration, ticket: Ticket, command: &Command, result: Result<Reply, Error>) {
+        if result == Err(Error::NoSpace) && self.alarm_proposed {
+            self.refused.push(Refusee::Client(ticket));
+        } else {
+            self.answer_client(now, ticket, command, result);
         }
     }
 

@@ -10,12 +10,14 @@ use crate::apply::Machine;
 use crate::auto_compaction::AutoCompaction;
 use crate::lease::Lessor;
 use crate::limits::{
-    CATCH_UP_COMMANDS, CHECKPOINT_LOG_BYTES, LEARNERS_MAX_DEFAULT, PENDING_BYTES_MAX, TRANSFER_BYTES_PER_SECOND,
+    CATCH_UP_COMMANDS, CHECKPOINT_LOG_BYTES, LEARNERS_MAX_DEFAULT, PENDING_BYTES_MAX, REQUEST_TIME_BASE,
+    TRANSFER_BYTES_PER_SECOND,
 };
 use crate::members::{Attributes, MemberRecord, Members};
 use crate::quota::Quota;
 use crate::raft::{Membership, MembershipError, RaftConfig, Restored};
 use crate::request::KeyspaceId;
+use crate::sessions::Sessions;
 use crate::system::{self, SystemError};
 
 /// A member's configuration.
@@ -25,7 +27,7 @@ pub struct MemberConfig {
     pub keyspace: KeyspaceId,
     /// The member's id; not 0.
     pub member_id: u64,
-    /// Differs at each start of the member.
+    /// Differs at each start of the member, and is larger than at any earlier one as long as its clock does not go back.
     pub boot: u64,
     /// The members of a new cluster. Where the index knows a membership, that counts.
     pub initial_members: Membership,
@@ -108,22 +110,33 @@ impl MemberConfig {
 
     /// The machine over an index, with its tables read from it.
     pub(super) fn machine(&self, index: Index, membership: &Membership) -> Result<Machine, OpenError> {
-        let (lessor, alarms, members) = self.tables(&index, membership)?;
-        Ok(Machine::new(index, lessor, alarms, members, Quota::from_flag(self.quota_bytes)))
+        let Tables { lessor, alarms, members, sessions } = self.tables(&index, membership)?;
+        Ok(Machine::new(index, lessor, alarms, members, sessions, Quota::from_flag(self.quota_bytes)))
     }
 
     /// The tables that an index holds.
-    pub(super) fn tables(
-        &self,
-        index: &Index,
-        membership: &Membership,
-    ) -> Result<(Lessor, Alarms, Members), OpenError> {
+    pub(super) fn tables(&self, index: &Index, membership: &Membership) -> Result<Tables, OpenError> {
         let leases = resident(index, |index| system::leases(&index.view()))?;
         let alarms = resident(index, |index| system::alarms(&index.view()))?;
         let members = resident(index, |index| Members::restore(&index.view(), membership))?;
+        let sessions = resident(index, |index| system::sessions(&index.view()))?;
         let lessor = Lessor::new(self.election_timeout, self.heartbeat_interval, leases?);
-        Ok((lessor, Alarms::restore(alarms?), members?))
+        let (alarms, sessions) = (Alarms::restore(alarms?), Sessions::restore(sessions?));
+        Ok(Tables { lessor, alarms, members: members?, sessions })
     }
+
+    /// How long a request waits at most: etcd's time limit.
+    pub fn request_timeout(&self) -> Duration {
+        REQUEST_TIME_BASE + 2 * self.election_timeout
+    }
+}
+
+/// The tables that an index holds.
+pub(super) struct Tables {
+    pub(super) lessor: Lessor,
+    pub(super) alarms: Alarms,
+    pub(super) members: Members,
+    pub(super) sessions: Sessions,
 }
 
 /// Reads from an index while opening, when waiting for the disk holds nobody up.

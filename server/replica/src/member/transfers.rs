@@ -5,6 +5,7 @@ use core::time::Duration;
 use garboard_storage::{Applied, Index};
 use raft::eraftpb::{Message, MessageType};
 
+use super::config::Tables;
 use super::{Effect, Fatal, Member, MemberConfig, Outgoing};
 use crate::peer::PeerMessage;
 use crate::raft::Membership;
@@ -199,10 +200,10 @@ impl Member {
         let Installing { applied } = self.installing.take().expect("an installation was begun");
         let revision = self.machine.index().view().revision();
         match self.config.tables(self.machine.index(), self.raft.membership()) {
-            Ok((lessor, alarms, members)) => {
+            Ok(Tables { lessor, alarms, members, sessions }) => {
                 self.raft.set_removed(members.removed());
-                for ticket in self.machine.handle_installed(lessor, alarms, members) {
-                    self.answer(ticket, Err(crate::Error::LeaderChanged));
+                for asker in self.machine.handle_installed(lessor, alarms, members, sessions) {
+                    self.answer_asker(asker, Err(crate::Error::LeaderChanged));
                 }
             }
             Err(error) => self.failure = Some(Fatal::Snapshot(error)),
@@ -217,6 +218,7 @@ impl Member {
         }
         (self.durable_index, self.replayed_to) = (applied.index, applied.index);
         self.stalled_until = None;
+        self.state_replaced();
         self.out.push_back(Outgoing { effect: Effect::Restored(revision), published: None });
         self.announce_members();
         if !self.machine.index().compaction_pending() {

@@ -47,9 +47,18 @@ impl Member {
         left_bytes > 0 && (hurried || behind)
     }
 
-    /// Saves what is published, so that the next start replays nothing. True once that is done, or can't be done in good
-    /// time: the member may be dropped. Call it again after each of the effects.
+    /// Hands leadership over, waits for the answers to what clients have asked, and saves what is published, so that the
+    /// next start replays nothing. True once that is done, or can't be done in good time: the member may be dropped. Call
+    /// it again after each of the effects.
     pub fn prepare_stop(&mut self, now: Duration) -> bool {
+        if !self.hand_over_for_stop(now) {
+            return false;
+        }
+        let answered = self.proposals.is_empty() && self.outbox.is_empty() && self.out.is_empty();
+        let answer_by = *self.answer_by.get_or_insert(now + self.config.request_timeout());
+        if !answered && now < answer_by {
+            return false;
+        }
         let by = *self.stop_by.get_or_insert(now + STOP_SAVE_MAX);
         if now >= by || self.is_index_full() {
             return true;

@@ -1,19 +1,26 @@
 //! Writes on their way into the log: admission, batching, proposals.
+//!
+//! The only member of its store proposes its clients' writes and waits for them by index and term. With other members, a
+//! write goes through the outbox (`forwarding.rs`), whoever leads.
 
 use core::time::Duration;
 use std::collections::VecDeque;
 
 use garboard_wal::AppendNumber;
 
-use super::Member;
+use super::forwarding::Refusee;
+use super::{Member, Undurable};
 use crate::codec::EntryBuilder;
 use crate::envelope::Ticket;
 use crate::error::Error;
-use crate::limits::{ENTRY_BYTES_MAX, ENTRY_COMMANDS_MAX, PENDING_COMMANDS_MAX, UNAPPLIED_COMMANDS_MAX};
+use crate::limits::{
+    ENTRY_BYTES_MAX, ENTRY_COMMANDS_MAX, OUTBOX_BYTES_MAX, OUTBOX_WRITES_MAX, PENDING_COMMANDS_MAX,
+    UNAPPLIED_COMMANDS_MAX,
+};
 use crate::quota::cost;
 use crate::request::{Alarm, AlarmKind, Command, Context, Principal};
 
-/// Who waits for a command.
+/// Who waits for a command of an entry that does not say where it comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
     /// A client.
@@ -33,7 +40,9 @@ pub(super) enum Origin {
 pub(super) struct Proposal {
     pub(super) index: u64,
     pub(super) term: u64,
-    /// One for each command, in order.
+    /// How many commands it holds.
+    pub(super) commands: u64,
+    /// One for each command, in order; none where the entry says where its commands come from.
     pub(super) origins: Vec<Origin>,
     /// Leases that its commands end.
     pub(super) leases: Vec<i64>,
@@ -42,12 +51,15 @@ pub(super) struct Proposal {
     pub(super) append: Option<AppendNumber>,
     pub(super) written: Option<Duration>,
     pub(super) durable: Option<Duration>,
+    pub(super) committed: Option<Duration>,
 }
 
 /// Writes of one call, on their way into entries.
 pub(super) struct Writes {
     builder: EntryBuilder,
     origins: Vec<Origin>,
+    /// Who waits for each command, and where it ends, if the entry will say where its commands come from.
+    tickets: Vec<(Ticket, usize)>,
     leases: Vec<i64>,
     /// When the oldest of them was asked for.
     asked: Duration,
@@ -55,8 +67,12 @@ pub(super) struct Writes {
 
 impl Member {
     pub(super) fn begin_writes(&self, asked: Duration) -> Writes {
-        let builder = EntryBuilder::new(self.config.keyspace);
-        Writes { builder, origins: Vec::new(), leases: Vec::new(), asked }
+        let builder = if self.raft.is_alone() {
+            EntryBuilder::new(self.config.keyspace)
+        } else {
+            EntryBuilder::sourced(self.config.keyspace)
+        };
+        Writes { builder, origins: Vec::new(), tickets: Vec::new(), leases: Vec::new(), asked }
     }
 
     /// Admits a client's write into the batch, or answers why not.
@@ -69,29 +85,34 @@ impl Member {
         command: Command,
     ) {
         assert_eq!(context.keyspace, self.config.keyspace, "requests reach the home core of their keyspace");
-        match self.admit(now, writes, &command) {
+        let admitted = if self.leads() {
+            let waiting = u64::try_from(writes.builder.count()).expect("a batch is small");
+            self.admit(now, waiting, &command)
+        } else if writes.builder.is_sourced() {
+            Ok(())
+        } else {
+            Err(Error::NoLeader)
+        };
+        match admitted.and_then(|()| self.admit_to_outbox()) {
             Ok(()) => self.enqueue(now, writes, Origin::Client(ticket), &context.principal, &command),
-            Err(Error::NoSpace) if self.alarm_proposed => self.refused.push(ticket),
+            Err(Error::NoSpace) if self.alarm_proposed => self.refused.push(Refusee::Client(ticket)),
             Err(error) => self.answer(ticket, Err(error)),
         }
     }
 
     /// Proposes a command of the member's own, if it leads; it is not held back by anything that is full.
     pub(super) fn propose_own(&mut self, now: Duration, commands: impl IntoIterator<Item = (Origin, Command)>) {
-        let mut writes = self.begin_writes(now);
+        let mut writes = Writes { builder: EntryBuilder::new(self.config.keyspace), ..self.begin_writes(now) };
         for (origin, command) in commands {
             self.enqueue(now, &mut writes, origin, &Principal::Server, &command);
         }
         self.finish_writes(now, writes);
     }
 
-    fn admit(&mut self, now: Duration, writes: &mut Writes, command: &Command) -> Result<(), Error> {
-        if !self.leads() {
-            return Err(Error::NoLeader);
-        }
-        let waiting = u64::try_from(writes.builder.count()).expect("a batch is small");
-        if self.applying.unapplied_commands() > UNAPPLIED_COMMANDS_MAX
-            || self.pending_commands + waiting >= PENDING_COMMANDS_MAX
+    /// Whether a leader takes a write that joins `waiting` others. The caller leads.
+    pub(super) fn admit(&mut self, now: Duration, waiting: u64, command: &Command) -> Result<(), Error> {
+        if self.pending_commands + waiting >= PENDING_COMMANDS_MAX
+            || self.applying.unapplied_commands() > UNAPPLIED_COMMANDS_MAX
             || self.raft.unapplied_bytes() >= self.config.pending_bytes_max
         {
             return Err(Error::TooManyRequests);
@@ -109,6 +130,14 @@ impl Member {
             return Err(Error::NoSpace);
         }
         Ok(())
+    }
+
+    /// Whether the outbox has room for one more.
+    fn admit_to_outbox(&self) -> Result<(), Error> {
+        let full = self.outbox.len() >= OUTBOX_WRITES_MAX
+            || self.outbox.bytes() >= OUTBOX_BYTES_MAX
+            || self.applying.unapplied_commands() > UNAPPLIED_COMMANDS_MAX;
+        if full { Err(Error::TooManyRequests) } else { Ok(()) }
     }
 
     /// Whether the disk is full and what was set aside must be kept for deletes and compaction.
@@ -129,8 +158,11 @@ impl Member {
     /// The proposed alarm is applied, or lost; either way what it refused is answered.
     pub(super) fn finish_alarm(&mut self) {
         self.alarm_proposed = false;
-        for ticket in std::mem::take(&mut self.refused) {
-            self.answer(ticket, Err(Error::NoSpace));
+        for refusee in std::mem::take(&mut self.refused) {
+            match refusee {
+                Refusee::Client(ticket) => self.answer(ticket, Err(Error::NoSpace)),
+                Refusee::Member { id, refused } => self.send_refused(id, refused),
+            }
         }
     }
 
@@ -143,7 +175,12 @@ impl Member {
         command: &Command,
     ) {
         writes.builder.push(principal, command);
-        writes.origins.push(origin);
+        match origin {
+            Origin::Client(ticket) if writes.builder.is_sourced() => {
+                writes.tickets.push((ticket, writes.builder.len()));
+            }
+            origin => writes.origins.push(origin),
+        }
         if let Command::LeaseRevoke { id } = command {
             writes.leases.push(*id);
         }
@@ -154,24 +191,31 @@ impl Member {
         }
     }
 
-    /// Proposes what a batch holds.
+    /// Proposes what a batch holds, or puts it into the outbox.
     pub(super) fn finish_writes(&mut self, now: Duration, writes: Writes) {
         if writes.builder.is_empty() {
             return;
         }
-        let Writes { builder, origins, leases, asked } = writes;
+        let Writes { builder, origins, tickets, leases, asked } = writes;
+        if builder.is_sourced() {
+            self.outbox.push(builder, &tickets, leases, asked);
+            return;
+        }
         match self.raft.propose(builder.finish()) {
             Ok(proposed) => {
-                self.pending_commands += u64::try_from(origins.len()).expect("a batch is small");
+                let commands = u64::try_from(origins.len()).expect("a batch is small");
+                self.pending_commands += commands;
                 self.proposals.push_back(Proposal {
                     index: proposed.index,
                     term: proposed.term,
+                    commands,
                     origins,
                     leases,
                     received: asked,
                     append: None,
                     written: None,
                     durable: None,
+                    committed: None,
                 });
             }
             Err(_) => {
@@ -201,7 +245,7 @@ impl Member {
                 return None;
             }
             let proposal = self.proposals.pop_front().expect("the front was just seen");
-            self.pending_commands -= u64::try_from(proposal.origins.len()).expect("a batch is small");
+            self.pending_commands -= proposal.commands;
             if proposal.index == index && proposal.term == term {
                 return Some(proposal);
             }
@@ -223,7 +267,7 @@ impl Member {
 
     /// Appends up to this number became durable.
     pub(super) fn stamp_durable(&mut self, now: Duration, durable: AppendNumber) {
-        while let Some((_, last)) = self.undurable.pop_front_if(|(number, _)| *number <= durable) {
+        while let Some(Undurable { last, .. }) = self.undurable.pop_front_if(|undurable| undurable.number <= durable) {
             self.durable_index = last;
         }
         for proposal in self.proposals.iter_mut().filter(|proposal| proposal.durable.is_none()) {
@@ -233,6 +277,18 @@ impl Member {
             proposal.durable = Some(now);
             let written = proposal.written.unwrap_or(proposal.received);
             self.stages.wal_write.record(now.saturating_sub(written));
+        }
+    }
+
+    /// An entry is known to be committed.
+    pub(super) fn stamp_committed(&mut self, now: Duration, index: u64) {
+        let at = self.proposals.partition_point(|proposal| proposal.index < index);
+        let Some(proposal) = self.proposals.get_mut(at).filter(|proposal| proposal.index == index) else { return };
+        proposal.committed = Some(now);
+        if let Some(durable) = proposal.durable
+            && !self.raft.is_alone()
+        {
+            self.stages.replicate.record(now.saturating_sub(durable));
         }
     }
 }

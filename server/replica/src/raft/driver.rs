@@ -12,6 +12,7 @@ use raft::{Config, RawNode, Ready, SnapshotStatus, StateRole};
 
 use super::membership::{ChangeKind, Membership, MembershipChange};
 use super::store::{Keep, LogStore, from_log, to_log};
+use crate::canary::{self, Canary};
 use crate::limits;
 
 /// Bytes of entries in one message to a peer.
@@ -20,6 +21,16 @@ const MESSAGE_BYTES_MAX: u64 = 1024 * 1024;
 const MESSAGES_IN_FLIGHT_MAX: usize = 256;
 /// Bytes of committed entries that come out of one step.
 const COMMITTED_BYTES_MAX: u64 = 4 * 1024 * 1024;
+/// The spread of election timers beyond the election timeout: a part of it. Whoever is first wakes the others up early
+/// enough, and a shorter spread finds a new leader sooner.
+const PATIENCE_SPREAD: usize = 4;
+/// Attempts to be elected follow each other at least this far apart while no leader is known, and each waits a random time
+/// on top.
+const HUNT_INTERVAL: Duration = Duration::from_millis(60);
+/// A member waits this much longer for each one that stands before it among the voters, so that they seldom meet.
+const HUNT_STEP: Duration = Duration::from_millis(15);
+/// The longest wait between two attempts, as a part of the election timeout.
+const HUNT_PART_MAX: u32 = 2;
 /// After a pause of the process at most this many election timeouts' worth of ticks are made up for.
 const CATCH_UP_TIMEOUTS_MAX: u32 = 2;
 
@@ -125,6 +136,8 @@ pub struct RaftDriver {
     /// Messages that became free to leave.
     released: Vec<Message>,
     membership: Membership,
+    /// Its members, in no order.
+    peers: Vec<u64>,
     /// Members that were removed: nothing of theirs is heard.
     removed: Vec<u64>,
     role: Role,
@@ -132,6 +145,20 @@ pub struct RaftDriver {
     /// Commands of applied entries that are kept for members that lag.
     catch_up_commands: u64,
     timer: Timer,
+    hunt: Option<Hunt>,
+    /// Whether this member may try to lead.
+    may_campaign: bool,
+}
+
+/// A member that knows no leader tries to become one, again and again.
+#[derive(Clone, Copy, Debug)]
+struct Hunt {
+    /// When it tries next.
+    next: Duration,
+    /// The shortest wait after that.
+    interval: Duration,
+    /// The term in which it was found to wait for votes.
+    candidate_in: u64,
 }
 
 /// Ticks and the election timer.
@@ -144,16 +171,25 @@ struct Timer {
 }
 
 impl Timer {
-    fn redraw(&mut self) {
+    fn draw(&mut self) -> u64 {
         // SplitMix64 (Steele, Lea, Flood 2014).
         self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut mixed = self.random;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^= mixed >> 31;
-        let spread = u64::try_from(self.election_ticks).expect("a tick count is small");
-        let jitter = usize::try_from(mixed % spread).expect("less than a tick count");
+        mixed ^ (mixed >> 31)
+    }
+
+    fn redraw(&mut self) {
+        let spread = u64::try_from(self.election_ticks.div_ceil(PATIENCE_SPREAD)).expect("a tick count is small");
+        let jitter = usize::try_from(self.draw() % spread).expect("less than a tick count");
         self.patience = self.election_ticks + jitter;
+    }
+
+    /// A random part of a duration.
+    fn part_of(&mut self, duration: Duration) -> Duration {
+        let micros = u64::try_from(duration.as_micros()).expect("a wait is short").max(1);
+        Duration::from_micros(self.draw() % micros)
     }
 }
 
@@ -207,12 +243,15 @@ impl RaftDriver {
             hard_state,
             in_flight: VecDeque::new(),
             released: Vec::new(),
+            peers: membership.voters.iter().chain(&membership.learners).copied().collect(),
             membership,
             removed: Vec::new(),
             role: Role::Follower(0),
             reads_issued: 0,
             catch_up_commands: config.catch_up_commands,
             timer,
+            hunt: None,
+            may_campaign: true,
         };
         driver.campaign_if_alone();
         driver
@@ -372,7 +411,7 @@ impl RaftDriver {
     pub fn apply_change(&mut self, change: MembershipChange) {
         // raft-rs refuses a change that makes no sense, on every member alike; it is then without effect.
         if let Ok(state) = self.node.apply_conf_change(&change.to_conf_change()) {
-            self.membership = Membership::from_conf_state(&state);
+            self.set_membership(Membership::from_conf_state(&state));
         }
         if change.kind != ChangeKind::Remove {
             self.node.mut_store().note_joiner();
@@ -380,9 +419,19 @@ impl RaftDriver {
         self.campaign_if_alone();
     }
 
+    fn set_membership(&mut self, membership: Membership) {
+        self.peers = membership.voters.iter().chain(&membership.learners).copied().collect();
+        self.membership = membership;
+    }
+
     /// Members that were removed.
     pub fn set_removed(&mut self, removed: impl Iterator<Item = u64>) {
         self.removed = removed.collect();
+    }
+
+    /// Whether the membership up to the applied entries names a member.
+    pub fn is_member(&self, id: u64) -> bool {
+        self.peers.contains(&id)
     }
 
     /// A message that the member `from` sent. One that does not fit is dropped, as if the network had lost it.
@@ -390,13 +439,12 @@ impl RaftDriver {
     /// # Errors
     /// Why raft-rs may not see it.
     pub fn handle_message(&mut self, from: u64, message: Message) -> Result<(), Rejection> {
-        let peers: Vec<u64> = self.membership.voters.iter().chain(&self.membership.learners).copied().collect();
         let facts = ReplicaFacts {
             self_id: self.id(),
             term: self.term(),
             committed: self.commit_index(),
             last_index: self.newest_index(),
-            peers: &peers,
+            peers: &self.peers,
             removed: &self.removed,
         };
         garboard_transport::validate(&message, from, &facts)?;
@@ -404,12 +452,89 @@ impl RaftDriver {
         if self.membership.is_empty() && message.get_msg_type() == MessageType::MsgAppend && message.index == 0 {
             return Ok(());
         }
-        if message.get_msg_type() == MessageType::MsgSnapshot {
+        if !self.is_for_raft(&message) {
             return Ok(());
         }
         // raft-rs drops what does not fit its state.
         let _ = self.node.step(message);
         Ok(())
+    }
+
+    /// Whether raft-rs is to see a message that was found sound.
+    fn is_for_raft(&self, message: &Message) -> bool {
+        let raft = &self.node.raft;
+        match message.get_msg_type() {
+            // Proposals come in messages of our own, leadership is handed over by who has it, and an image reaches
+            // raft-rs by another way.
+            MessageType::MsgPropose | MessageType::MsgTransferLeader | MessageType::MsgSnapshot => false,
+            // raft-rs would pass it on in the name of who asked first.
+            MessageType::MsgReadIndex => raft.state == StateRole::Leader,
+            // Nobody can have granted what was not asked for yet: the request waits for this member's log, and raft-rs
+            // ends the process of a leader whose log is behind.
+            MessageType::MsgRequestVoteResponse => {
+                raft.state != StateRole::Candidate || raft.raft_log.persisted == raft.raft_log.last_index()
+            }
+            MessageType::MsgTimeoutNow => self.may_campaign,
+            _ => true,
+        }
+    }
+
+    /// Hands leadership to another voter; [`RaftDriver::transferee`] tells how long that is under way. Until it ends,
+    /// nothing can be proposed.
+    pub fn transfer(&mut self, target: u64) {
+        assert!(self.membership.voters.contains(&target), "only a voter leads");
+        self.node.transfer_leader(target);
+    }
+
+    /// To whom leadership is being handed.
+    pub fn transferee(&self) -> Option<u64> {
+        self.node.raft.lead_transferee
+    }
+
+    /// The voter that can take leadership over soonest: of those that were heard from lately the one that has most of
+    /// the log.
+    pub fn best_transferee(&self) -> Option<u64> {
+        let raft = &self.node.raft;
+        if raft.state != StateRole::Leader {
+            return None;
+        }
+        let voters = self.membership.voters.iter().copied().filter(|id| *id != raft.id);
+        let rank = |id: &u64| raft.prs().get(*id).map(|progress| (progress.recent_active, progress.matched));
+        voters.max_by_key(rank)
+    }
+
+    /// Gives leadership up without an heir.
+    pub fn step_down(&mut self) {
+        if self.node.raft.state == StateRole::Leader {
+            let term = self.term();
+            self.node.raft.become_follower(term, 0);
+        }
+    }
+
+    /// The process of the member `gone` has died. If it led, it is forgotten, so that this member may vote, and this
+    /// member tries to lead after a short wait, until a leader is known.
+    pub fn forget_leader(&mut self, now: Duration, gone: u64) {
+        let raft = &mut self.node.raft;
+        if raft.state != StateRole::Follower || raft.leader_id != gone || gone == 0 {
+            return;
+        }
+        let term = raft.term;
+        raft.become_follower(term, 0);
+        let before = self.membership.voters.iter().filter(|id| **id != gone && **id < self.id()).count();
+        let wait = HUNT_STEP * u32::try_from(before).expect("clusters are small") + self.timer.part_of(HUNT_STEP);
+        self.hunt = Some(Hunt { next: now + wait, interval: HUNT_INTERVAL, candidate_in: 0 });
+    }
+
+    /// What was sent to a member last may be lost.
+    pub fn report_unreachable(&mut self, id: u64) {
+        if self.is_member(id) {
+            self.node.report_unreachable(id);
+        }
+    }
+
+    /// Whether this member may try to lead. A member whose log stalls may not: it could not even vote for itself.
+    pub fn set_may_campaign(&mut self, may: bool) {
+        self.may_campaign = may;
     }
 
     /// Appends up to this number are durable, in this process's order.
@@ -448,13 +573,18 @@ impl RaftDriver {
         for _ in 0..due.min(caught_up) {
             self.timer.last_tick += limits::TICK;
             self.node.tick();
-            self.campaign_if_impatient();
+            self.campaign_if_impatient(now);
         }
+        self.hunt(now);
     }
 
     /// When [`RaftDriver::handle_timeout`] wants to be called.
     pub fn poll_timeout(&self) -> Option<Duration> {
-        if self.is_quiet() { None } else { Some(self.timer.last_tick + limits::TICK) }
+        if self.is_quiet() {
+            return None;
+        }
+        let tick = self.timer.last_tick + limits::TICK;
+        Some(self.hunt.map_or(tick, |hunt| hunt.next.min(tick)))
     }
 
     /// A leader without peers has nobody to send heartbeats to, and never loses its quorum.
@@ -468,18 +598,47 @@ impl RaftDriver {
         }
     }
 
-    fn campaign_if_impatient(&mut self) {
+    fn campaign_if_impatient(&mut self, now: Duration) {
         let raft = &self.node.raft;
         if raft.state == StateRole::Leader || !raft.promotable() || raft.election_elapsed < self.timer.patience {
             return;
         }
         self.campaign();
-        // A pre-candidate's clock goes on; the next attempt waits a whole patience again.
+        // A pre-candidate's clock goes on; the next attempt waits a whole patience again, or what a hunt says.
         self.node.raft.election_elapsed = 0;
         self.timer.redraw();
+        if self.hunt.is_none() {
+            let wait = HUNT_INTERVAL + self.timer.part_of(HUNT_INTERVAL);
+            self.hunt = Some(Hunt { next: now + wait, interval: HUNT_INTERVAL * 2, candidate_in: 0 });
+        }
+    }
+
+    /// Tries to lead if no leader is known and it is time to.
+    fn hunt(&mut self, now: Duration) {
+        let Some(hunt) = self.hunt else { return };
+        let raft = &self.node.raft;
+        if raft.state == StateRole::Leader || raft.leader_id != 0 || !raft.promotable() {
+            self.hunt = None;
+            return;
+        }
+        if now < hunt.next {
+            return;
+        }
+        // A candidate waits for votes, which wait for the voters' disks. When they were split it begins anew.
+        let candidate_in = if raft.state == StateRole::Candidate { raft.term } else { 0 };
+        if candidate_in == 0 || candidate_in == hunt.candidate_in {
+            self.campaign();
+        }
+        let ticks = u32::try_from(self.timer.election_ticks).expect("a tick count is small");
+        let longest = (limits::TICK * ticks / HUNT_PART_MAX).max(HUNT_INTERVAL);
+        let next = now + hunt.interval + self.timer.part_of(hunt.interval);
+        self.hunt = Some(Hunt { next, interval: (hunt.interval * 2).min(longest), candidate_in });
     }
 
     fn campaign(&mut self) {
+        if !self.may_campaign {
+            return;
+        }
         // It fails only for reasons that a later attempt overcomes, such as an unapplied change of membership.
         let _ = self.node.campaign();
     }
@@ -523,7 +682,7 @@ impl RaftDriver {
             return None;
         }
         let metadata = ready.snapshot().get_metadata();
-        self.membership = Membership::from_conf_state(metadata.get_conf_state());
+        self.set_membership(Membership::from_conf_state(ready.snapshot().get_metadata().get_conf_state()));
         self.node.mut_store().restore(metadata.index, metadata.term, self.membership.clone());
         Some(metadata.index)
     }
@@ -561,6 +720,9 @@ impl RaftDriver {
 /// Whether a message of a member that does not lead rests on state that must be durable first. Answers to heartbeats
 /// and pre-votes, and questions for a read index, rest on nothing.
 fn speaks_of_durable_state(message: &Message) -> bool {
+    if canary::is_on(Canary::FollowerAcksEarly) {
+        return false;
+    }
     !matches!(
         message.get_msg_type(),
         MessageType::MsgHeartbeatResponse

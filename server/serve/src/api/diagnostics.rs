@@ -16,6 +16,7 @@ pub async fn stages(service: Service, _: pb::StagesRequest) -> Result<pb::Stages
     let mut stages = vec![
         stage("queue", 0, &within.queue),
         stage("wal_write", 0, &within.wal_write),
+        stage("replicate", 0, &within.replicate),
         stage("apply", 0, &within.apply),
     ];
     let replies = service.core.replies().iter().zip(0_u32..);

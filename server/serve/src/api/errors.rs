@@ -117,6 +117,13 @@ fn code_and_text(error: Error) -> (Code, &'static str) {
         Error::TooManyLearners => (FailedPrecondition, "etcdserver: too many learner members in cluster"),
         Error::TooManyMembers => (ResourceExhausted, "etcdserver: too many members in cluster"),
         Error::NotForLearner => (FailedPrecondition, "etcdserver: rpc not supported for learner"),
+        Error::NotLeader => (FailedPrecondition, "etcdserver: not leader"),
+        Error::BadLeaderTransferee => (FailedPrecondition, "etcdserver: bad leader transferee"),
+        Error::LeaderTransferTimeout => (Code::Unknown, "etcdserver: request timed out, leader transfer took too long"),
+        Error::LeaderFailedTimeout => {
+            (Unavailable, "etcdserver: request timed out, possibly due to previous leader failure")
+        }
+        Error::ConnectionLostTimeout => (Unavailable, "etcdserver: request timed out, possibly due to connection lost"),
         Error::Stopped => (Unavailable, "etcdserver: server stopped"),
         Error::Timeout => (Unavailable, "etcdserver: request timed out"),
     }
@@ -164,6 +171,23 @@ mod tests {
         ),
         (Refusal::Replica(Error::TooManyLearners), 9, "etcdserver: too many learner members in cluster"),
         (Refusal::Replica(Error::NotForLearner), 9, "etcdserver: rpc not supported for learner"),
+        (Refusal::Replica(Error::NotLeader), 9, "etcdserver: not leader"),
+        (Refusal::Replica(Error::BadLeaderTransferee), 9, "etcdserver: bad leader transferee"),
+        (
+            Refusal::Replica(Error::LeaderTransferTimeout),
+            2,
+            "etcdserver: request timed out, leader transfer took too long",
+        ),
+        (
+            Refusal::Replica(Error::LeaderFailedTimeout),
+            14,
+            "etcdserver: request timed out, possibly due to previous leader failure",
+        ),
+        (
+            Refusal::Replica(Error::ConnectionLostTimeout),
+            14,
+            "etcdserver: request timed out, possibly due to connection lost",
+        ),
         (Refusal::Replica(Error::Stopped), 14, "etcdserver: server stopped"),
         (Refusal::Replica(Error::Timeout), 14, "etcdserver: request timed out"),
         (Refusal::InvalidClientApiVersion, 3, "etcdserver: invalid client api version"),

@@ -10,7 +10,7 @@ use garboard_proto::etcdserverpb as pb;
 use garboard_proto::lenient::{DecodeFailure, decode};
 use garboard_proto::size::{RequestField, RequestHeader, raft_request_len};
 use garboard_proto::{health, v3electionpb, v3lockpb};
-use garboard_replica::codec::{Item, decode_entry, encode_entry};
+use garboard_replica::codec::{Batch, Item, decode_entry, encode_entry};
 use garboard_replica::request::{Command, Principal};
 use garboard_replica::validate::{Limits, check_command};
 use http_body::{Body, Frame};
@@ -192,7 +192,8 @@ fn accept_watch(message: Bytes) {
 fn log(command: Command) {
     let checked = check_command(&command, &Limits { max_txn_ops: TXN_OPS_MAX });
     assert!(checked == Ok(()), "a request that is accepted makes a command that is");
-    let items = [Item { principal: Principal::Anonymous, command }];
-    let batch = decode_entry(&encode_entry(KEYSPACE, &items)).expect("an entry that was written can be read");
-    assert!(batch.items == items && batch.keyspace == KEYSPACE);
+    let items = vec![Item { principal: Principal::Anonymous, command }];
+    let written = Batch { keyspace: KEYSPACE, source: None, items };
+    let batch = decode_entry(&encode_entry(&written)).expect("an entry that was written can be read");
+    assert!(batch == written);
 }

@@ -109,6 +109,14 @@ pub async fn defragment(service: Service, _: pb::DefragmentRequest) -> Result<pb
     }
 }
 
+/// Hands leadership to another member. Only the leader does; the answer is empty: not even a header.
+pub async fn move_leader(service: Service, request: pb::MoveLeaderRequest) -> Result<pb::MoveLeaderResponse, Status> {
+    match service.ask(Request::MoveLeader { target: request.target_id }).await? {
+        Response::MoveLeader => Ok(pb::MoveLeaderResponse { header: None }),
+        other => Err(mismatch(&other)),
+    }
+}
+
 /// A hash of this member's state. etcd's covers its file; no two implementations could agree on that, so this is the
 /// hash of the history.
 pub async fn hash(service: Service, _: pb::HashRequest) -> Result<pb::HashResponse, Status> {

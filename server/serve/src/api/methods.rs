@@ -27,8 +27,8 @@ const SERVICES: &[ServiceMethods] = &[
     },
     ServiceMethods {
         name: "etcdserverpb.Maintenance",
-        served: &["Status", "Alarm", "Defragment", "Hash", "HashKV"],
-        not_yet: &["Snapshot", "MoveLeader", "Downgrade"],
+        served: &["Status", "Alarm", "Defragment", "Hash", "HashKV", "MoveLeader"],
+        not_yet: &["Snapshot", "Downgrade"],
     },
     ServiceMethods { name: "garboard.v1.Diagnostics", served: &["Stages", "Checkpoint"], not_yet: &[] },
     ServiceMethods { name: "grpc.health.v1.Health", served: &["Check", "Watch"], not_yet: &[] },

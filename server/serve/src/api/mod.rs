@@ -158,6 +158,9 @@ where
         "/etcdserverpb.Maintenance/Defragment" => call.unary(|request| maintenance::defragment(service, request)).await,
         "/etcdserverpb.Maintenance/Hash" => call.unary(|request| maintenance::hash(service, request)).await,
         "/etcdserverpb.Maintenance/HashKV" => call.unary(|request| maintenance::hash_kv(service, request)).await,
+        "/etcdserverpb.Maintenance/MoveLeader" => {
+            call.unary(|request| maintenance::move_leader(service, request)).await
+        }
         "/garboard.v1.Diagnostics/Stages" => call.unary(|request| diagnostics::stages(service, request)).await,
         "/garboard.v1.Diagnostics/Checkpoint" => call.unary(|request| diagnostics::checkpoint(service, request)).await,
         "/grpc.health.v1.Health/Check" => call.unary(health::check).await,

@@ -133,6 +133,7 @@ impl Server {
             envelope::Request::LeaseList => envelope::Response::LeaseList(vec![7, 3]),
             envelope::Request::Status => envelope::Response::Status(figures()),
             envelope::Request::Defragment => envelope::Response::Defragment,
+            envelope::Request::MoveLeader { .. } => envelope::Response::MoveLeader,
             envelope::Request::KeptHash { .. } => envelope::Response::KeptHash(None),
             envelope::Request::Member { .. } => return Err(Error::MemberNotFound),
             envelope::Request::Stages => envelope::Response::Stages(Box::default()),
@@ -366,7 +367,7 @@ fn what_is_no_call_or_no_method_gets_grpc_gos_answer() {
         ("/etcdserverpb.Nothing/Put", "unknown service etcdserverpb.Nothing"),
         ("//", "unknown service "),
         ("/etcdserverpb.KV", "malformed method name: \"/etcdserverpb.KV\""),
-        ("/etcdserverpb.Maintenance/MoveLeader", "MoveLeader is not implemented by Garboard yet"),
+        ("/etcdserverpb.Maintenance/Downgrade", "Downgrade is not implemented by Garboard yet"),
     ] {
         let status = server.call_raw(path, Bytes::new()).status();
         assert_eq!(status, (Code::Unimplemented, text.to_owned()), "{path}");
@@ -553,8 +554,8 @@ fn every_stage_of_a_write_is_listed_with_its_core() {
     let answer: diagnostics_pb::StagesResponse =
         server.ask("/garboard.v1.Diagnostics/Stages", &diagnostics_pb::StagesRequest {});
     let listed: Vec<_> = answer.stages.iter().map(|stage| (stage.name.as_str(), stage.core, stage.count)).collect();
-    assert_eq!(listed, [("queue", 0, 0), ("wal_write", 0, 0), ("apply", 0, 0), ("reply", 0, 1)]);
-    assert_eq!(answer.stages[3].buckets, [diagnostics_pb::Bucket { end_ns: 1, count: 1 }]);
+    assert_eq!(listed, [("queue", 0, 0), ("wal_write", 0, 0), ("replicate", 0, 0), ("apply", 0, 0), ("reply", 0, 1)]);
+    assert_eq!(answer.stages[4].buckets, [diagnostics_pb::Bucket { end_ns: 1, count: 1 }]);
     let checkpoint: diagnostics_pb::CheckpointResponse =
         server.ask("/garboard.v1.Diagnostics/Checkpoint", &diagnostics_pb::CheckpointRequest {});
     assert_eq!((checkpoint.published_index, checkpoint.saved_index), (9, 8));

@@ -184,9 +184,14 @@ impl Home {
             }
             let stopping = self.shared.stopping.load(Ordering::Relaxed);
             index_queue.0.stopping.set(stopping);
-            if stopping && self.member.is_quiet() && self.member.prepare_stop(now) {
-                self.peers.stop(now);
-                return Ok(());
+            if stopping {
+                let stopped = self.member.prepare_stop(now);
+                // Whoever is to lead hears of it now.
+                self.talk_to_peers(now);
+                if stopped {
+                    self.peers.stop(now);
+                    return Ok(());
+                }
             }
             // The tasks that work a backlog off run on this core, too.
             let due = [self.member.poll_timeout(), scrub.poll_timeout(), self.peers.poll_timeout()];
@@ -199,7 +204,8 @@ impl Home {
         }
     }
 
-    /// Whether clients are served: once there is a leader, or after a while without one, for what needs none.
+    /// Whether clients are served: once this member has what the store held when it started, or among others after a while
+    /// without a leader, for what needs none.
     fn can_serve(&self, now: Duration) -> bool {
         self.member.may_serve() || (now >= SERVE_WITHOUT_LEADER_AFTER && self.member.is_settled())
     }
@@ -272,6 +278,7 @@ impl Home {
                 Effect::Log(effect) => self.log_effect(effect),
                 Effect::Index(io) => index_queue.push(io),
                 Effect::LoadPage(page) => self.load_page(page),
+                Effect::Notice(notice) => tracing::warn!("{notice}"),
                 Effect::Events(events) => {
                     let mut bytes = None;
                     for (core, load) in self.outgoing.iter().zip(self.loads.iter()).skip(1) {

@@ -235,13 +235,11 @@ fn member_config(config: &Config, standing: &Standing) -> Result<MemberConfig, S
         client_urls: texts(&config.advertise_client_urls),
         peer_urls: texts(&config.cluster.local().peer_urls),
     };
-    let random = random_id()?.to_le_bytes();
-    let (boot, seed) = random.split_at(8);
-    let number = |bytes: &[u8]| bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
+    let seed = u64::try_from(random_id()? & u128::from(u64::MAX)).expect("masked to 64 bits");
     Ok(MemberConfig {
         keyspace: KeyspaceId(0),
         member_id,
-        boot: number(boot),
+        boot: boot_number(seed),
         initial_members,
         initial_records: records,
         attributes: Some(attributes),
@@ -250,7 +248,7 @@ fn member_config(config: &Config, standing: &Standing) -> Result<MemberConfig, S
         force_new_cluster: config.force_new_cluster && standing.origin == Origin::Data,
         election_timeout: config.election_timeout,
         heartbeat_interval: config.heartbeat_interval,
-        seed: number(seed),
+        seed,
         quota_bytes: config.quota_bytes.map_or(-1, |bytes| i64::try_from(bytes).unwrap_or(i64::MAX)),
         auto_compaction: match config.auto_compaction {
             config::AutoCompaction::Off => AutoCompaction::Off,
@@ -261,6 +259,14 @@ fn member_config(config: &Config, standing: &Standing) -> Result<MemberConfig, S
         catch_up_commands: config.catch_up_commands,
         ..MemberConfig::single(member_id)
     })
+}
+
+/// A number for this start of the process: larger than that of any earlier one, unless the clock was set back, and even
+/// then hardly ever the same. Microseconds since 1970 fill 52 bits until the year 2112.
+fn boot_number(random: u64) -> u64 {
+    let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let micros = u64::try_from(since_1970.as_micros()).unwrap_or(u64::MAX);
+    (micros << 12) | (random % (1 << 12))
 }
 
 fn index_config(config: &Config, standing: &Standing) -> IndexConfig {

@@ -429,6 +429,7 @@ impl Node {
                 Effect::LoadPage(page) => self.start(Pending::Page(page)),
                 Effect::Index(io) => self.start_index(io),
                 Effect::Log(effect) => self.start_log(effect),
+                Effect::Notice(_) => {}
             }
         }
         if !self.served && self.member.is_ready() {
