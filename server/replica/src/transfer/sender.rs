@@ -180,7 +180,10 @@ impl Sender {
 
     /// When [`Sender::poll`] should be called again.
     pub(crate) fn poll_timeout(&self) -> Option<Duration> {
-        let offers = self.sends.values().map(|sending| sending.next_offer.min(sending.gives_up_at()));
+        let offers = self.sends.values().map(|sending| {
+            let offer = sending.pin.is_none().then_some(sending.next_offer);
+            sending.gives_up_at().min(offer.unwrap_or(Duration::MAX))
+        });
         let has_work = self.sends.values().any(|sending| sending.pin.is_some() && sending.loading.is_none());
         let has_chunks = self.sends.values().any(Sending::can_send);
         let work = has_work.then_some(Duration::ZERO);
