@@ -11,11 +11,13 @@ use garboard_replica::peer::PeerMessage;
 use garboard_replica::raft::Membership;
 use garboard_replica::request::{Command, DeleteRange, KeyRange, Put};
 use garboard_replica::transfer::TransferMessage;
+use garboard_replica::watch::{WatchConfig, WatchCreate, WatchHub};
 use garboard_replica::{MemberConfig, limits};
 use garboard_sim::node::{Node, read};
 use garboard_simdisk::Rng;
 use garboard_storage::hash::{HashKv, KvHasher};
 use garboard_storage::{Bounds, Revision};
+use raft::eraftpb::MessageType;
 
 const STEP: Duration = Duration::from_millis(5);
 
@@ -30,6 +32,9 @@ struct Cluster {
     chunks: u64,
     transferred: u64,
     dirty_max: u64,
+    step: Duration,
+    /// The last entry that the third member has acknowledged.
+    acknowledged: u64,
 }
 
 fn config(id: u64, members: &Membership) -> MemberConfig {
@@ -56,6 +61,8 @@ impl Cluster {
             chunks: 0,
             transferred: 0,
             dirty_max: 0,
+            step: STEP,
+            acknowledged: 0,
         }
     }
 
@@ -67,7 +74,7 @@ impl Cluster {
     }
 
     fn step(&mut self) {
-        let now = self.nodes.iter().map(|node| node.now).max().unwrap() + STEP;
+        let now = self.nodes.iter().map(|node| node.now).max().unwrap() + self.step;
         for node in &mut self.nodes {
             node.run_until(now);
         }
@@ -93,6 +100,12 @@ impl Cluster {
                 if let PeerMessage::Transfer(TransferMessage::Chunk(chunk)) = &message {
                     self.chunks += 1;
                     self.transferred += u64::try_from(chunk.bytes.len()).unwrap();
+                }
+                if let PeerMessage::Raft(message) = &message
+                    && (message.get_msg_type(), message.from, message.reject)
+                        == (MessageType::MsgAppendResponse, 3, false)
+                {
+                    self.acknowledged = self.acknowledged.max(message.index);
                 }
                 let message = message.encode().map_or(message, |bytes| PeerMessage::decode(&bytes).unwrap());
                 self.on_the_way.push_back((from, usize::try_from(to).unwrap() - 1, message));
@@ -368,4 +381,147 @@ fn memory_stays_bounded_on_both_sides() {
     cluster.assert_equal();
     assert!(cluster.transferred > 11 << 20);
     assert!(cluster.dirty_max < 2 << 20, "{}", cluster.dirty_max);
+}
+
+/// A watch hub beside a member, with streams that began at several revisions.
+struct Watching {
+    hub: WatchHub,
+    streams: Vec<(garboard_replica::watch::StreamId, i64, Vec<i64>)>,
+}
+
+impl Watching {
+    fn new(node: &Node, starts: &[i64]) -> Watching {
+        let reader = node.reader();
+        let mut hub = WatchHub::new(WatchConfig::new(2 << 20), reader.revision());
+        let streams = starts.iter().map(|start| {
+            let id = hub.open_stream(Duration::ZERO, Duration::from_secs(600));
+            let create = WatchCreate {
+                watch_id: 0,
+                keys: KeyRange::All,
+                start_revision: *start,
+                progress_notify: false,
+                prev_kv: false,
+                fragment: false,
+                no_put: false,
+                no_delete: false,
+            };
+            hub.create(Duration::ZERO, id, create, &reader.pin().view()).unwrap();
+            (id, 0, Vec::new())
+        });
+        let streams = streams.collect();
+        Watching { hub, streams }
+    }
+
+    /// Hands over what the member has said, and reads every stream to its end.
+    fn follow(&mut self, node: &mut Node) {
+        for batch in node.events.drain(..) {
+            for revision in node.restored.iter().filter(|revision| **revision < batch.first_revision) {
+                self.hub.handle_restore(*revision);
+            }
+            self.hub.handle_events(&batch);
+        }
+        node.restored.drain(..).for_each(|revision| self.hub.handle_restore(revision));
+        for (id, compacted, seen) in &mut self.streams {
+            loop {
+                let reader = node.reader();
+                let pin = reader.pin();
+                match self.hub.next_response(*id, &pin.view()) {
+                    Ok(None) => break,
+                    Ok(Some(response)) => {
+                        *compacted = (*compacted).max(response.compact_revision);
+                        seen.extend(response.events.iter().map(|event| event.event().revision.main));
+                    }
+                    Err(need) => reader.load(need.0).unwrap(),
+                }
+            }
+        }
+    }
+}
+
+/// Every event from its start on reaches a watch on the member that is filled, or it is told of the floor it fell behind.
+fn watches_miss_nothing(compact: bool) -> bool {
+    let mut cluster = Cluster::new(90, 1, 1);
+    for n in 0..10 {
+        cluster.write(put(format!("before-{n}"), 10));
+    }
+    cluster.assert_equal();
+    let mut watching = Watching::new(&cluster.nodes[1], &[0, 2, 40]);
+    let begun_at = cluster.nodes[1].reader().revision();
+    cluster.lag(1);
+    if compact {
+        let revision = cluster.nodes[0].reader().revision() - 50;
+        cluster.write(Command::Compact { revision, physical: false });
+    }
+    cluster.run_for(Duration::from_secs(1));
+    cluster.cut.clear();
+    for _ in 0..100 {
+        cluster.run_for(Duration::from_millis(50));
+        watching.follow(&mut cluster.nodes[1]);
+    }
+    cluster.write(put("after".to_owned(), 10));
+    cluster.assert_equal();
+    watching.follow(&mut cluster.nodes[1]);
+    assert!(cluster.chunks > 0);
+    let view_floor = read(&cluster.nodes[1].reader(), |view| Ok(view.compacted()));
+    let all: Vec<i64> = read(&cluster.nodes[0].reader(), |view| {
+        let (mut events, mut all) = (view.events(Revision { main: view_floor.max(0) + 1, sub: 0 }), Vec::new());
+        while let Some(record) = events.next()? {
+            all.push(record.revision.main);
+        }
+        Ok(all)
+    });
+    let starts = [begun_at + 1, 2, 40];
+    watching.streams.iter().zip(starts).all(|((_, compacted, seen), start)| {
+        let in_order = seen.is_sorted_by(|a, b| a < b) || seen.is_sorted();
+        let expected: Vec<i64> = all.iter().copied().filter(|revision| *revision >= start).collect();
+        let whole = seen.ends_with(&expected);
+        in_order && (whole || *compacted > 0)
+    })
+}
+
+#[test]
+fn a_watch_on_the_member_that_is_filled_misses_nothing() {
+    assert!(watches_miss_nothing(false));
+    assert!(watches_miss_nothing(true));
+}
+
+fn power_is_lost_behind_the_acknowledgement(seed: u64) {
+    let mut cluster = Cluster::new(seed, 3, 0);
+    cluster.lag(2);
+    cluster.cut.clear();
+    // Fine enough to lose power between the acknowledgement and what it speaks of.
+    cluster.step = Duration::from_micros(100);
+    cluster.run_until("it acknowledges", |cluster| cluster.acknowledged > 100);
+    cluster.nodes[2].crash();
+    cluster.step = STEP;
+    cluster.assert_equal();
+}
+
+#[test]
+fn what_a_member_acknowledges_of_a_snapshot_is_there_after_a_crash() {
+    (100..110).for_each(power_is_lost_behind_the_acknowledgement);
+}
+
+#[cfg(feature = "canaries")]
+mod canaries {
+    use garboard_replica::canary::{Canary, plant};
+
+    use super::*;
+
+    #[test]
+    fn a_watch_that_is_not_told_of_a_snapshot_is_noticed() {
+        let _planted = plant(Canary::RestoredWatchSkips);
+        assert!(!watches_miss_nothing(false));
+    }
+
+    #[test]
+    fn a_snapshot_that_is_acknowledged_before_it_is_durable_is_noticed() {
+        let fails = |seed: &u64| {
+            let _planted = plant(Canary::SnapshotBeforeDurable);
+            std::panic::catch_unwind(|| power_is_lost_behind_the_acknowledgement(*seed)).is_err()
+        };
+        let caught = (100..120).find(fails);
+        println!("caught at seed {caught:?}");
+        assert!(caught.is_some());
+    }
 }
