@@ -67,7 +67,8 @@ where
     let local = Local::enter(options.processor)?;
     let outcome = Rc::new(RefCell::new(None));
     let filled = outcome.clone();
-    let main = main();
+    // It may be large, and spawning moves what it is given several times.
+    let main = Box::pin(main());
     spawn(async move {
         let output = main.await;
         *filled.borrow_mut() = Some(output);

@@ -73,6 +73,9 @@ struct State {
 struct End {
     reason: Option<Ended>,
     waker: Option<Waker>,
+    /// Its client is to go elsewhere.
+    closing: bool,
+    closing_waker: Option<Waker>,
 }
 
 impl Connection {
@@ -116,6 +119,31 @@ impl Connection {
             }
         })
         .await
+    }
+
+    /// Resolves once the client is to be told to go elsewhere.
+    pub async fn closing(&self) {
+        poll_fn(|cx| {
+            let mut end = self.lock_end();
+            if end.closing {
+                return Poll::Ready(());
+            }
+            end.closing_waker = Some(cx.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Has the client told to go elsewhere with its next calls; those under way go on.
+    pub fn close(&self) {
+        let waker = {
+            let mut end = self.lock_end();
+            end.closing = true;
+            end.closing_waker.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
     }
 
     /// Ends it.

@@ -101,6 +101,8 @@ pub struct Shared {
     pub members: SharedMembers,
     /// Set once the server is stopping.
     pub stopping: AtomicBool,
+    /// Set once it takes no more requests: its clients had their time to go elsewhere.
+    pub refusing: AtomicBool,
     /// How long answers to writes took on each core.
     pub replies: Vec<ReplyTimes>,
 }
@@ -224,7 +226,7 @@ impl Core {
         deadline: Option<Duration>,
         share: Option<Share>,
     ) -> Result<Response, Error> {
-        if self.0.shared.stopping.load(Ordering::Relaxed) {
+        if self.0.shared.refusing.load(Ordering::Relaxed) {
             return Err(Error::Stopped);
         }
         let limits = &self.0.shared.limits;
@@ -368,6 +370,11 @@ impl Core {
         &self.0.shared.limits
     }
 
+    /// Whether the server is stopping: new connections are for others.
+    pub fn is_stopping(&self) -> bool {
+        self.0.shared.stopping.load(Ordering::Relaxed)
+    }
+
     /// The newest Raft term known.
     pub fn raft_term(&self) -> u64 {
         self.0.shared.raft_term.load(Ordering::Relaxed)
@@ -442,6 +449,9 @@ impl Core {
         self.0.pending.borrow_mut().expire(now);
         let connections = self.0.connections.borrow();
         connections.values().for_each(|connection| connection.look(now));
+        if self.is_stopping() {
+            connections.values().for_each(Connection::close);
+        }
         if self.0.answers.is_contended() || self.0.sorts.is_contended() {
             self.end_unread(connections.values(), now);
         }

@@ -92,6 +92,7 @@ impl Server {
             traffic: crate::pace::HomeTraffic::default(),
             members: SharedMembers::default(),
             stopping: AtomicBool::new(false),
+            refusing: AtomicBool::new(false),
             replies: vec![ReplyTimes::default()],
         };
         let core = Core::new(0, Arc::new(shared), std::rc::Rc::new(StillEdge), index.reader());

@@ -41,6 +41,9 @@ const SERVE_WITHOUT_LEADER_AFTER: Duration = Duration::from_secs(5);
 /// How long a member that was removed goes on before it ends, as etcd does.
 const LEAVE_DELAY: Duration = Duration::from_secs(1);
 
+/// How long a member that stops goes on taking requests, while its clients are told to go to others.
+const STOP_NOTICE: Duration = Duration::from_millis(250);
+
 /// What tasks bring back to the loop.
 enum Completion {
     Log(OpId, io::Result<()>),
@@ -137,6 +140,7 @@ impl Home {
         let mut scrub = Scrub::new(self.edge.now());
         let mut alarm = Alarm::default();
         let mut batch = Vec::new();
+        let mut stopping_since = None;
         let mut answers: Vec<Answers> = self.outgoing.iter().map(|_| Answers::default()).collect();
         loop {
             let now = self.edge.now();
@@ -185,10 +189,14 @@ impl Home {
             let stopping = self.shared.stopping.load(Ordering::Relaxed);
             index_queue.0.stopping.set(stopping);
             if stopping {
+                // Clients of a member among others go elsewhere, and lose no call by it.
+                let since = *stopping_since.get_or_insert(now);
+                let told = self.member.is_alone() || now >= since + STOP_NOTICE;
+                self.shared.refusing.store(told, Ordering::Relaxed);
                 let stopped = self.member.prepare_stop(now);
                 // Whoever is to lead hears of it now.
                 self.talk_to_peers(now);
-                if stopped {
+                if stopped && told {
                     self.peers.stop(now);
                     return Ok(());
                 }

@@ -140,6 +140,7 @@ fn shared(config: &Config, standing: &Standing, memory_bytes: u64, cores: usize)
         traffic: HomeTraffic::default(),
         members: SharedMembers::default(),
         stopping: AtomicBool::new(false),
+        refusing: AtomicBool::new(false),
         replies: (0..cores).map(|_| ReplyTimes::default()).collect(),
     }
 }
@@ -293,14 +294,21 @@ fn placement(
     outgoing: Vec<Outgoing>,
     connections: ConnectionConfig,
 ) -> impl Fn(usize, Accepted) {
-    move |index, connection| match (net::admit(&loads[index]), index) {
-        (None, _) => drop(connection),
-        (Some(_), 0) => garboard_executor::spawn(net::serve(core.clone(), connection, loads.clone(), 0, connections)),
-        (Some(only), other) => {
-            if only {
-                outgoing[other].push(ToCore::Restore(core.reader(KeyspaceId(0)).revision()));
+    move |index, connection| {
+        if core.is_stopping() {
+            return;
+        }
+        match (net::admit(&loads[index]), index) {
+            (None, _) => drop(connection),
+            (Some(_), 0) => {
+                garboard_executor::spawn(net::serve(core.clone(), connection, loads.clone(), 0, connections));
             }
-            outgoing[other].push(ToCore::Connection(connection));
+            (Some(only), other) => {
+                if only {
+                    outgoing[other].push(ToCore::Restore(core.reader(KeyspaceId(0)).revision()));
+                }
+                outgoing[other].push(ToCore::Connection(connection));
+            }
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::error::Error;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
@@ -14,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use futures::future::{Either, select};
+use futures::future::{Either, FusedFuture, FutureExt, select};
 use garboard_executor::sleep;
 use socket2::{Domain, Protocol, Type};
 
@@ -259,6 +260,14 @@ where
         .max_pending_accept_reset_streams(RESETS_UNSEEN_MAX)
         .max_local_error_reset_streams(RESETS_FOR_ERRORS_MAX)
         .serve_connection(stream.clone(), service);
+    let mut served = pin!(served);
+    let mut closing = pin!(connection.closing().fuse());
+    let served = poll_fn(|cx| {
+        if !closing.is_terminated() && closing.as_mut().poll(cx).is_ready() {
+            served.as_mut().graceful_shutdown();
+        }
+        served.as_mut().poll(cx)
+    });
     let served = pin!(stream.drive(served));
     match select(served, pin!(connection.ended())).await {
         Either::Left((outcome, _)) => Ok(outcome?),
