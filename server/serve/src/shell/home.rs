@@ -204,7 +204,7 @@ impl Home {
             // The tasks that work a backlog off run on this core, too.
             let due = [self.member.poll_timeout(), scrub.poll_timeout(), self.peers.poll_timeout()];
             let due = due.into_iter().flatten().min();
-            if held_back || due.is_some_and(|due| due <= now) {
+            if held_back || self.peers.is_behind() || due.is_some_and(|due| due <= now) {
                 garboard_executor::yield_now().await;
             } else {
                 self.wait(due, &mut alarm).await;

@@ -173,6 +173,7 @@ pub struct Peers {
     /// What the home core is told next.
     events: VecDeque<PeerEvent>,
     log: PeerLog,
+    is_behind: bool,
     received: Vec<u8>,
     outgoing: Vec<u8>,
     /// Datagrams in `outgoing` for which their socket had no room.
@@ -235,6 +236,7 @@ impl Peers {
             asked_tcp: BTreeMap::new(),
             events: VecDeque::new(),
             log: PeerLog::default(),
+            is_behind: false,
             received: vec![0; RECEIVE_BATCH * RECEIVE_BYTES],
             outgoing: Vec::new(),
             held: None,
@@ -266,8 +268,10 @@ impl Peers {
     /// something came.
     pub fn receive(&mut self, now: Duration, cx: &mut Context<'_>) -> bool {
         let mut any = false;
+        self.is_behind = false;
         for index in 0..self.sockets.len() {
-            for _ in 0..RECEIVES_PER_PASS {
+            for round in 1..=RECEIVES_PER_PASS {
+                self.is_behind |= round == RECEIVES_PER_PASS;
                 match self.receive_some(now, index, cx) {
                     Some(count) => {
                         any = true;
@@ -311,6 +315,12 @@ impl Peers {
             }
         }
         Some(count)
+    }
+
+    /// Whether more may have come than the last call took. The loop has to let its core's other tasks run before it goes
+    /// on: nothing that the kernel has done is seen meanwhile.
+    pub fn is_behind(&self) -> bool {
+        self.is_behind
     }
 
     /// Does what is due.
