@@ -63,6 +63,9 @@ use crate::limits::{
 use crate::pace::HomeTraffic;
 use crate::stages::ReplyTimes;
 
+/// Stack of a core's thread. What is optimised needs a small part of it; what is not moves whole members over it.
+const CORE_STACK_BYTES: usize = 16 << 20;
+
 /// How often the home core looks whether the server is to stop.
 const STOP_LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -185,7 +188,8 @@ impl Server {
         let (opened, reader) = mpsc::channel();
         let (shared, loads, started) = (self.shared.clone(), self.loads.clone(), self.started);
         let connections = connection_config(&self.config, started);
-        let home = on_core(cpus[0], true, move || home_core(self, home_ends, listeners, peers, opened))?;
+        // The future holds the whole member: it is moved about on the heap.
+        let home = on_core(cpus[0], true, move || Box::pin(home_core(self, home_ends, listeners, peers, opened)))?;
         if let Ok(reader) = reader.recv() {
             for (position, (cpu, ends)) in cpus.iter().skip(1).zip(core_ends).enumerate() {
                 let (shared, loads, reader) = (shared.clone(), loads.clone(), reader.clone());
@@ -214,6 +218,7 @@ where
     let options = garboard_executor::Options { processor: Some(processor), short_turns };
     std::thread::Builder::new()
         .name(format!("core-{processor}"))
+        .stack_size(CORE_STACK_BYTES)
         .spawn(move || garboard_executor::run(options, main))
         .map_err(|error| StartError::Machine(format!("starting a thread for processor {processor}: {error}")))
 }
