@@ -251,7 +251,9 @@ impl Member {
             return;
         }
         let all = count(items);
-        let seen = if self.raft.is_member(source.member_id) { self.machine.sessions().seen(source, all) } else { all };
+        // One that is about to be the only member keeps what the others wrote while they were members.
+        let counts = self.raft.is_member(source.member_id) || self.changes.passes_over(entry.index);
+        let seen = if counts { self.machine.sessions().seen(source, all) } else { all };
         items.drain(..usize::try_from(seen).expect("no more than there are"));
         source.first = source.first.saturating_add(seen);
         self.applying.unapplied_commands -= seen;
