@@ -8,6 +8,8 @@
 pub enum Canary {
     /// An entry counts as durable once it was handed to the log (etcd's issue 14370).
     AckBeforeSync,
+    /// A vote is not made durable: after a crash the member votes again in the same term.
+    VoteForgotten,
     /// Entries are applied before they are durable; their answers wait.
     ApplyAboveDurable,
     /// The applied index that is saved trails what is applied, so that an entry is applied again (etcd's issue 13766).

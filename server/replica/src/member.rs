@@ -299,7 +299,7 @@ impl Member {
             outbox: Outbox::new(config.member_id, config.keyspace, session),
             forwarding: Forwarding::default(),
             questions: Questions::default(),
-            leadership: Leadership::new(now),
+            leadership: Leadership::default(),
             proposals: VecDeque::new(),
             pending_commands: 0,
             applying: Applying::new(applied, machine.revision()),
@@ -472,7 +472,10 @@ impl Member {
     pub fn status(&self) -> Status {
         let view = self.machine.index().view();
         Status {
-            leader: self.leader(),
+            leader: match self.raft.role() {
+                Role::Leader => self.raft.id(),
+                Role::Follower(leader) => leader,
+            },
             raft_term: self.raft.term(),
             raft_index: self.raft.commit_index(),
             raft_applied_index: self.applying.published().index,

@@ -251,7 +251,6 @@ fn a_learner_joins_gets_a_vote_and_leaves_while_leaders_change() {
 
         let leader = cluster.leader();
         cluster.nodes.get_mut(&leader).unwrap().crash();
-        cluster.connected.retain(|(a, b)| *a != leader && *b != leader);
         cluster.run_for(SETTLED);
         let asked = cluster.follower();
         assert_eq!(cluster.change(asked, 4, ChangeAction::Promote), Ok(vec![1, 2, 3, 4]));
@@ -264,7 +263,7 @@ fn a_learner_joins_gets_a_vote_and_leaves_while_leaders_change() {
         let (leader, asked) = (cluster.leader(), cluster.follower());
         let left: Vec<u64> = (1..=4).filter(|id| *id != leader).collect();
         assert_eq!(cluster.change(asked, leader, ChangeAction::Remove), Ok(left.clone()));
-        cluster.run_for(Duration::from_millis(300));
+        cluster.run_for(Duration::from_secs(1));
         assert!(cluster.nodes[&leader].member.members().is_removed(leader), "it knows, seed {seed}");
         cluster.nodes.remove(&leader);
         cluster.run_for(SETTLED);

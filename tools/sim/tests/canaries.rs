@@ -80,6 +80,11 @@ caught! { 1, wal, Wal:
 caught! { 3, replica, Replica:
     a_cluster_with_an_ack_before_the_sync => AckBeforeSync,
     a_cluster_that_applies_above_durable => ApplyAboveDurable,
+    a_vote_that_is_forgotten => VoteForgotten,
+    a_follower_that_acknowledges_early => FollowerAcksEarly,
+    a_stale_read_of_a_leader_that_was_replaced => ReadIndexUnproved,
+    a_retry_that_takes_effect_again => RetriesForgotten,
+    a_new_leader_that_expires_leases_early => NewLeaderExpiresEarly,
     a_snapshot_acknowledged_before_it_is_durable => SnapshotBeforeDurable,
     a_watch_that_goes_on_behind_a_snapshot => RestoredWatchSkips,
     a_watch_that_goes_back_in_time_at_another_member => FutureWatchEarly,

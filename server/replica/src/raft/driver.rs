@@ -689,7 +689,8 @@ impl RaftDriver {
 
     fn append(&mut self, ready: &mut Ready, append: &mut dyn FnMut(Append) -> AppendNumber) -> Option<AppendNumber> {
         if let Some(state) = ready.hs() {
-            self.hard_state = wal::HardState { term: state.term, vote: state.vote, commit: state.commit };
+            let vote = if canary::is_on(Canary::VoteForgotten) { 0 } else { state.vote };
+            self.hard_state = wal::HardState { term: state.term, vote, commit: state.commit };
         }
         // A commit index that moved by itself rides with the next append: a restart finds it out anew.
         if !ready.must_sync() {

@@ -131,6 +131,11 @@ impl History {
         self.full_until = self.full_until.max(until);
     }
 
+    /// Until when the disk of some member may be the reason for a refusal.
+    pub fn full_until(&self) -> Duration {
+        self.full_until
+    }
+
     /// A client asks for a write.
     pub fn asked(&mut self, now: Duration, number: u64, command: &Command) {
         let after = self.committed_index();
@@ -292,7 +297,9 @@ impl History {
             Fate::Open => {
                 let allowed = match reply {
                     Err(Error::NoSpace) => grows(&write.command) && (has_quota || full),
-                    Err(Error::NoLeader | Error::TooManyRequests) => true,
+                    Err(Error::NoLeader | Error::NotLeader | Error::TooManyRequests | Error::LeaderTransferTimeout) => {
+                        true
+                    }
                     _ => false,
                 };
                 if !allowed {
@@ -345,10 +352,18 @@ impl History {
 
 /// Whether an error says nothing of whether a write is done.
 fn leaves_open(error: Error) -> bool {
-    matches!(error, Error::Timeout | Error::LeaderChanged | Error::Stopped)
+    matches!(
+        error,
+        Error::Timeout
+            | Error::LeaderChanged
+            | Error::LeaderFailedTimeout
+            | Error::ConnectionLostTimeout
+            | Error::Stopped
+    )
 }
 
 /// Whether a request that changes nothing may be answered with an error, for the sake of faults.
 pub fn may_fail(error: Error) -> bool {
-    leaves_open(error) || matches!(error, Error::NoLeader | Error::TooManyRequests)
+    leaves_open(error)
+        || matches!(error, Error::NoLeader | Error::NotLeader | Error::TooManyRequests | Error::LeaderTransferTimeout)
 }

@@ -59,6 +59,7 @@ pub(super) enum What {
     Status,
     Defragment,
     KeptHash(i64),
+    MoveLeader,
 }
 
 /// A read under way.
@@ -337,7 +338,7 @@ impl Cluster {
             }
             (What::Leases, Ok(Response::LeaseList(leases))) => self.check_leases(at, &leases),
             (What::Status, Ok(Response::Status(status))) => self.history.check_status(&status, published),
-            (What::Defragment, Ok(Response::Defragment)) => Ok(()),
+            (What::Defragment, Ok(Response::Defragment)) | (What::MoveLeader, Ok(Response::MoveLeader)) => Ok(()),
             (What::KeptHash(revision), Ok(Response::KeptHash(kept))) => {
                 let Some(kept) = kept else { return Ok(()) };
                 same("the revision of a kept hash", &revision, &kept.revision)?;

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use garboard_replica::envelope::Request;
 use garboard_simdisk::{self as simdisk, Operation};
 
+use super::clients::What;
 use super::machine::Input;
 use super::{Cluster, Event, breaks_io};
 use crate::node::{Refusal, Stop};
@@ -50,7 +52,7 @@ impl Cluster {
         *self.summary.faults.entry(fault.name()).or_default() += 1;
         match fault {
             Fault::Crash if self.rng.chance(10) => return self.black_out(),
-            Fault::MoveLeader => return Ok(()),
+            Fault::MoveLeader => return self.move_leader(),
             Fault::Reset => {
                 let (at, other) = (self.draw_machine(), self.rng.index(self.machines.len()));
                 let peer = self.machines[other].id;
@@ -212,6 +214,16 @@ impl Cluster {
         self.story.tell(self.now, "fault", one as u64, || {
             format!("{} of m{} and m{}, {side:?}, for {lasts:?}", fault.name(), one + 1, other + 1)
         });
+    }
+
+    /// A client has the leader, or whom it takes for it, hand leadership over.
+    fn move_leader(&mut self) -> Check {
+        let (at, target) = (self.draw_machine(), self.rng.index(self.machines.len()));
+        let target = self.machines[target].id;
+        if !self.machines[at].is_up() {
+            return Ok(());
+        }
+        self.send(at, 0, vec![(Request::MoveLeader { target }, What::MoveLeader)])
     }
 
     /// Power fails everywhere.
