@@ -80,6 +80,12 @@ impl Cluster {
         self.start(MemberConfig { initial_members, attributes: Some(attributes(id)), ..MemberConfig::single(id) });
     }
 
+    /// Loses power and starts again. Its connections are new ones then.
+    fn crash(&mut self, id: u64) {
+        self.connected.retain(|(a, b)| *a != id && *b != id);
+        self.nodes.get_mut(&id).unwrap().crash();
+    }
+
     fn run_for(&mut self, duration: Duration) {
         let end = self.now + duration;
         while self.now < end {
@@ -250,7 +256,7 @@ fn a_learner_joins_gets_a_vote_and_leaves_while_leaders_change() {
         assert_eq!(cluster.keys(4), cluster.keys(1));
 
         let leader = cluster.leader();
-        cluster.nodes.get_mut(&leader).unwrap().crash();
+        cluster.crash(leader);
         cluster.run_for(SETTLED);
         let asked = cluster.follower();
         assert_eq!(cluster.change(asked, 4, ChangeAction::Promote), Ok(vec![1, 2, 3, 4]));
