@@ -92,9 +92,6 @@ pub const HASH_WAIT_MAX: Duration = Duration::from_secs(3);
 /// much: the next checkpoint hurries so that it is done before the log has grown by as much again.
 pub const CHECKPOINT_LOG_BYTES: u64 = 32 * 1024 * 1024;
 
-/// A start that replays this part of the log that makes a checkpoint due begins one at once, and hurries it.
-pub const REPLAYED_MUCH_SHARE: u64 = 4;
-
 /// How long a stop waits for its checkpoint. What is not saved by then is replayed at the next start.
 pub const STOP_SAVE_MAX: Duration = Duration::from_secs(2);
 

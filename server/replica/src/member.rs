@@ -42,7 +42,7 @@ use crate::error::Error;
 use crate::events::EventBatch;
 use crate::histogram::Stages;
 use crate::kept_hashes::KeptHashes;
-use crate::limits::{MESSAGES_MAX, REPLAYED_MUCH_SHARE};
+use crate::limits::MESSAGES_MAX;
 use crate::members::{Members, MembersError};
 use crate::outbox::Outbox;
 use crate::peer::{PeerMessage, What};
@@ -193,8 +193,8 @@ pub struct Member {
     next_checkpoint_retry: Duration,
     /// What a start would have replayed when the newest checkpoint was started.
     checkpoint_began_at: u64,
-    /// This start had much to replay, and no checkpoint has been finished since. Where members die young again and again
-    /// the log would grow from start to start, so the first checkpoint neither waits for more of it nor rests.
+    /// This start had so much to replay that a checkpoint is due, and none has been finished since. Where members die
+    /// young again and again the log would grow from start to start, so that checkpoint does not rest.
     replayed_much: bool,
     /// A stop was asked for, and does not wait for answers beyond this time.
     answer_by: Option<Duration>,
@@ -316,7 +316,7 @@ impl Member {
             next_compaction: now,
             next_checkpoint_retry: now,
             checkpoint_began_at: 0,
-            replayed_much: log.replay_bytes() >= config.checkpoint_log_bytes / REPLAYED_MUCH_SHARE,
+            replayed_much: log.replay_bytes() >= config.checkpoint_log_bytes,
             answer_by: None,
             stop_by: None,
             stop_saved: false,

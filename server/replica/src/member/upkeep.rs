@@ -30,8 +30,7 @@ impl Member {
     /// Whether a start would replay so much of the log that a checkpoint is due.
     fn replay_is_long(&self) -> bool {
         let saving = self.machine.index().checkpoint_progress().is_some();
-        let replayed = self.replayed_much && self.applying.published().index >= self.replayed_to;
-        !saving && (replayed || self.log.replay_bytes() >= self.config.checkpoint_log_bytes)
+        !saving && self.log.replay_bytes() >= self.config.checkpoint_log_bytes
     }
 
     /// Whether the checkpoint under way should write without rests: writers wait for it, or the log grows so fast that
