@@ -285,3 +285,46 @@ fn a_wake_from_another_thread_is_never_lost() {
         }
     });
 }
+
+#[test]
+fn what_completes_is_noticed_while_a_task_is_always_ready() {
+    let (path, file) = file_for_writes("beside-a-spinning-task");
+    let done = run(Options { processor: Some(1), short_turns: true }, move || async move {
+        let receiver = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        receiver.set_nonblocking(true).unwrap();
+        let address = receiver.local_addr().unwrap();
+        let over = Rc::new(RefCell::new(false));
+        let spinning = over.clone();
+        spawn(async move {
+            while !*spinning.borrow() {
+                yield_now().await;
+            }
+        });
+        std::thread::spawn(move || {
+            let sender = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+            for number in 0..200_u8 {
+                sender.send_to(&[number], address).unwrap();
+                std::thread::sleep(Duration::from_micros(500));
+            }
+        });
+        let socket = Socket::new(receiver);
+        let file = File::from(file);
+        let mut last = 0;
+        let mut datagram = [0; 1];
+        while last != 199 {
+            socket.reading(|socket| socket.recv(&mut datagram)).await.unwrap();
+            last = datagram[0];
+            if last.is_multiple_of(20) {
+                let (written, _) = file.write(AlignedBuffer::zeroed(4096), 0, SyncForm::Dsync).await;
+                written.unwrap();
+                blocking(|| ()).await;
+                sleep(Duration::from_micros(100)).await;
+            }
+        }
+        *over.borrow_mut() = true;
+        true
+    })
+    .expect("this machine has io_uring");
+    std::fs::remove_file(path).unwrap();
+    assert!(done);
+}

@@ -64,6 +64,9 @@ pub const QUESTIONS_MAX: usize = 65_536;
 /// A question that the leader has not answered is asked again after this long.
 pub const QUESTION_RETRY: Duration = Duration::from_millis(500);
 
+/// Streams that need a leader end when there was none for so many election timeouts.
+pub const LEADERLESS_ELECTIONS: u32 = 3;
+
 /// A leader that heard from a quorum serves keep-alives without asking it again for so many heartbeats.
 pub const PROOF_HEARTBEATS: u32 = 3;
 

@@ -299,7 +299,7 @@ impl Member {
             outbox: Outbox::new(config.member_id, config.keyspace, session),
             forwarding: Forwarding::default(),
             questions: Questions::default(),
-            leadership: Leadership::default(),
+            leadership: Leadership::new(now),
             proposals: VecDeque::new(),
             pending_commands: 0,
             applying: Applying::new(applied, machine.revision()),
@@ -472,10 +472,7 @@ impl Member {
     pub fn status(&self) -> Status {
         let view = self.machine.index().view();
         Status {
-            leader: match self.raft.role() {
-                Role::Leader => self.raft.id(),
-                Role::Follower(leader) => leader,
-            },
+            leader: self.leader(),
             raft_term: self.raft.term(),
             raft_index: self.raft.commit_index(),
             raft_applied_index: self.applying.published().index,

@@ -26,8 +26,8 @@ use crate::api::{MESSAGE_OVERHEAD_BYTES, Watches};
 use crate::budget::{Answers, Budget, Share};
 use crate::connection::{Connection, Ended};
 use crate::limits::{
-    ANSWER_SHARE_PER_CONNECTION, ANSWER_STALL, BUDGET_WAITERS_MAX, CALLS_PER_CORE_MAX, LONG_STEPS_PER_CORE,
-    SORTS_PER_CORE_MAX,
+    ANSWER_SHARE_PER_CONNECTION, ANSWER_STALL, BUDGET_WAITERS_MAX, CALLS_PER_CORE_MAX, HOME_ANSWER_GRACE,
+    LONG_STEPS_PER_CORE, SORTS_PER_CORE_MAX,
 };
 use crate::pace::{HomeTraffic, Pace};
 use crate::stages::ReplyTimes;
@@ -95,6 +95,10 @@ pub struct Shared {
     pub limits: RequestLimits,
     /// The newest Raft term known, for headers.
     pub raft_term: AtomicU64,
+    /// The leader's id as far as this member knows; 0: none.
+    pub leader: AtomicU64,
+    /// There has been no leader for so long that streams which need one end.
+    pub leaderless: AtomicBool,
     /// How the home core fares.
     pub traffic: HomeTraffic,
     /// The members as of what is published.
@@ -174,6 +178,9 @@ struct Inner {
     calls: Cell<usize>,
     connections: RefCell<BTreeMap<u64, Connection>>,
     next_connection: Cell<u64>,
+    /// Streams that end when there is no leader for long.
+    leader_watches: RefCell<BTreeMap<u64, Waker>>,
+    next_leader_watch: Cell<u64>,
 }
 
 impl Core {
@@ -200,6 +207,8 @@ impl Core {
             calls: Cell::new(0),
             connections: RefCell::default(),
             next_connection: Cell::new(0),
+            leader_watches: RefCell::default(),
+            next_leader_watch: Cell::new(0),
             index,
             shared,
             edge,
@@ -231,7 +240,8 @@ impl Core {
         }
         let limits = &self.0.shared.limits;
         let now = self.0.edge.now();
-        let limit = now + limits.request_timeout;
+        // The home core says more about what took too long; this is for when it says nothing.
+        let limit = now + limits.request_timeout + HOME_ANSWER_GRACE;
         let own = deadline.filter(|deadline| *deadline < limit);
         let slot = self.0.pending.borrow_mut().open(limit, own, limits.max_pending_requests)?;
         if self.0.outbox_since.get().is_none() {
@@ -375,6 +385,24 @@ impl Core {
         self.0.shared.stopping.load(Ordering::Relaxed)
     }
 
+    /// Whether a leader is known.
+    pub fn has_leader(&self) -> bool {
+        self.0.shared.leader.load(Ordering::Relaxed) != 0
+    }
+
+    #[cfg(test)]
+    pub(crate) fn set_leader_for_tests(&self, leader: u64, leaderless: bool) {
+        self.0.shared.leader.store(leader, Ordering::Relaxed);
+        self.0.shared.leaderless.store(leaderless, Ordering::Relaxed);
+    }
+
+    /// For a stream that ends when there is no leader for long.
+    pub fn leader_watch(&self) -> LeaderWatch {
+        let number = self.0.next_leader_watch.get();
+        self.0.next_leader_watch.set(number + 1);
+        LeaderWatch { core: self.clone(), number }
+    }
+
     /// The newest Raft term known.
     pub fn raft_term(&self) -> u64 {
         self.0.shared.raft_term.load(Ordering::Relaxed)
@@ -447,6 +475,9 @@ impl Core {
         self.0.wheel.advance(now);
         self.0.watches.handle_timeout(now);
         self.0.pending.borrow_mut().expire(now);
+        if self.0.shared.leaderless.load(Ordering::Relaxed) {
+            std::mem::take(&mut *self.0.leader_watches.borrow_mut()).into_values().for_each(Waker::wake);
+        }
         let connections = self.0.connections.borrow();
         connections.values().for_each(|connection| connection.look(now));
         if self.is_stopping() {
@@ -471,6 +502,29 @@ impl Core {
             freed += bytes;
             connection.end(Ended::AnswersUnread);
         }
+    }
+}
+
+/// Somebody who wants to know when there is no leader for long, until it is dropped.
+pub struct LeaderWatch {
+    core: Core,
+    number: u64,
+}
+
+impl LeaderWatch {
+    /// Ready once there has been no leader for long; otherwise the task is woken then.
+    pub fn poll_leaderless(&self, cx: &mut TaskContext<'_>) -> Poll<()> {
+        if self.core.0.shared.leaderless.load(Ordering::Relaxed) {
+            return Poll::Ready(());
+        }
+        self.core.0.leader_watches.borrow_mut().insert(self.number, cx.waker().clone());
+        Poll::Pending
+    }
+}
+
+impl Drop for LeaderWatch {
+    fn drop(&mut self) {
+        self.core.0.leader_watches.borrow_mut().remove(&self.number);
     }
 }
 

@@ -166,3 +166,6 @@ const _: () = assert!(CONNECTION_WINDOW_BYTES as usize <= BUDGET_BYTES_MIN);
 const _: () = assert!(SMALL_ANSWER_BYTES < MEDIUM_ANSWER_BYTES && MEDIUM_ANSWER_BYTES < ANSWER_PIECE_BYTES);
 const _: () = assert!(ANSWER_PIECE_BYTES <= BUDGET_BYTES_MIN / ANSWER_SHARE_PER_CONNECTION * 3 / 4);
 const _: () = assert!(BUDGET_BYTES_MIN <= REQUEST_BYTES_PER_CORE && BUDGET_BYTES_MIN <= ANSWER_BYTES_PER_CORE);
+
+/// How much longer than a request's time limit a core waits for the home core to say so, and why.
+pub const HOME_ANSWER_GRACE: Duration = Duration::from_millis(250);

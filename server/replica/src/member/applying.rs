@@ -244,14 +244,17 @@ impl Member {
         entry.prefetched
     }
 
-    /// Leaves the commands out that took effect before, or whose member is none any more: the first ones of an entry.
+    /// Leaves the commands out that took effect before, or whose member was removed: the first ones of an entry.
     fn pass_over_seen(&mut self, entry: &mut Entry) {
         let Content::Commands(Some(source), items) = &mut entry.content else { return };
         if entry.done > 0 {
             return;
         }
         let all = count(items);
-        let seen = if self.raft.is_member(source.member_id) { self.machine.sessions().seen(source, all) } else { all };
+        // What the records say, and not Raft's membership: a member that is about to be the only one replays the others'
+        // writes, too.
+        let removed = self.machine.members().is_removed(source.member_id);
+        let seen = if removed { all } else { self.machine.sessions().seen(source, all) };
         items.drain(..usize::try_from(seen).expect("no more than there are"));
         source.first = source.first.saturating_add(seen);
         self.applying.unapplied_commands -= seen;
@@ -262,7 +265,7 @@ impl Member {
             Content::Empty => {}
             Content::Membership(change) => {
                 let result = self.apply_member_change(entry.index, change);
-                if !self.raft.is_member(change.member_id) {
+                if self.machine.members().is_removed(change.member_id) {
                     self.machine.sessions_mut().remove(change.member_id);
                 }
                 entry.results.push(result);

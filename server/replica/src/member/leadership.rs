@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use super::{Effect, Member, Notice, Outgoing};
 use crate::envelope::{Asker, Response, Ticket};
 use crate::error::Error;
+use crate::limits::LEADERLESS_ELECTIONS;
 use crate::raft::Role;
 
 /// Leadership on its way to another member.
@@ -22,6 +23,8 @@ struct Transfer {
 pub(super) struct Leadership {
     /// When the leader at hand was first heard of.
     since: Option<Duration>,
+    /// Since when none is known, if none is.
+    lost: Option<Duration>,
     /// Since when the link to each member works; none where it does not. Members that nothing was said of count as linked.
     links: BTreeMap<u64, Option<Duration>>,
     transfer: Option<Transfer>,
@@ -33,7 +36,28 @@ pub(super) struct Leadership {
     pub(super) proved_at: Option<Duration>,
 }
 
+impl Leadership {
+    /// No leader is known.
+    pub(super) fn new(now: Duration) -> Leadership {
+        Leadership { lost: Some(now), ..Leadership::default() }
+    }
+}
+
 impl Member {
+    /// The leader's id; 0 while none is known.
+    pub fn leader(&self) -> u64 {
+        match self.raft.role() {
+            Role::Leader => self.raft.id(),
+            Role::Follower(leader) => leader,
+        }
+    }
+
+    /// Whether no leader has been known for so long that streams which need one end, as in etcd.
+    pub fn is_leaderless(&self, now: Duration) -> bool {
+        let patience = LEADERLESS_ELECTIONS * self.config.election_timeout;
+        self.leadership.lost.is_some_and(|lost| now >= lost + patience)
+    }
+
     /// The link to a member works.
     pub fn handle_peer_up(&mut self, now: Duration, id: u64) {
         self.leadership.links.insert(id, Some(now));
@@ -64,7 +88,12 @@ impl Member {
     /// The role changed, or the leader.
     pub(super) fn role_changed(&mut self, now: Duration, role: Role) {
         self.leadership.proved_at = None;
-        self.leadership.since = (role != Role::Follower(0)).then_some(now);
+        if role == Role::Follower(0) {
+            self.leadership.since = None;
+            self.leadership.lost.get_or_insert(now);
+        } else {
+            (self.leadership.since, self.leadership.lost) = (Some(now), None);
+        }
         self.forwarding.reset();
         self.outbox.rewind();
         match role {

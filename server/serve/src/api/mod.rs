@@ -15,6 +15,7 @@ pub mod frames;
 pub mod fuzz;
 mod health;
 mod kv;
+mod leader;
 mod lease;
 mod maintenance;
 mod methods;
@@ -108,6 +109,11 @@ impl Routes {
         if self.core.members().is_learner() && !methods::is_for_learners(path) {
             return refuse(&status(Error::NotForLearner));
         }
+        let wants_leader = leader::is_wanted(&head.headers);
+        if wants_leader && !self.core.has_leader() {
+            return refuse(&status(Error::NoLeader));
+        }
+        let core = self.core.clone();
         let Some(guard) = self.core.begin_call() else { return refuse(&status(Error::TooManyRequests)) };
         let deadline = match call::timeout(&head.headers) {
             Ok(timeout) => timeout.map(|timeout| self.core.now().saturating_add(timeout)),
@@ -116,7 +122,10 @@ impl Routes {
         let call = Rc::new(CallState::new(deadline, guard));
         let service = Service { core: self.core, connection: self.connection, unsent: self.unsent, call };
         match Call::new(&head.headers, body, &service) {
-            Ok(call) => serve(path, call, service, self.lease_ids).await,
+            Ok(call) => {
+                let response = serve(path, call, service, self.lease_ids).await;
+                if wants_leader { leader::guard(&core, response) } else { response }
+            }
             Err(status) => refuse(&status),
         }
     }

@@ -89,6 +89,8 @@ impl Server {
                 watch_bytes_per_core: 64 << 20,
             },
             raft_term: AtomicU64::new(2),
+            leader: AtomicU64::new(0x1234),
+            leaderless: AtomicBool::new(false),
             traffic: crate::pace::HomeTraffic::default(),
             members: SharedMembers::default(),
             stopping: AtomicBool::new(false),
@@ -546,6 +548,22 @@ fn the_server_is_healthy_and_nothing_else_has_a_health() {
     assert_eq!(health.status, 1);
     let status = server.call("/grpc.health.v1.Health/Check", &request("etcdserverpb.KV")).status();
     assert_eq!(status, (Code::NotFound, "unknown service".to_owned()));
+}
+
+#[test]
+fn a_call_that_wants_a_leader_is_refused_or_ended_while_there_is_none() {
+    let server = Server::new();
+    let call = |path: &str, wanted: &'static str| {
+        let body = Bytes::from(frames::frame(&put_request("a", 1)).unwrap());
+        server.call_with(grpc_request(path).header("hasleader", wanted).body(Full::new(body)).unwrap()).status()
+    };
+    let no_leader = (Code::Unavailable, "etcdserver: no leader".to_owned());
+    assert_eq!(call(PUT, "true").0, Code::Ok);
+    server.core.set_leader_for_tests(0, false);
+    assert_eq!((call(PUT, "true"), call(PUT, "false").0), (no_leader.clone(), Code::Ok));
+    // A stream ends once there has been no leader for long.
+    server.core.set_leader_for_tests(1, true);
+    assert_eq!(call("/grpc.health.v1.Health/Watch", "true"), no_leader);
 }
 
 #[test]

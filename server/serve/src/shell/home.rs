@@ -181,6 +181,8 @@ impl Home {
                 }
             }
             self.shared.raft_term.store(self.member.term(), Ordering::Relaxed);
+            self.shared.leader.store(self.member.leader(), Ordering::Relaxed);
+            self.shared.leaderless.store(self.member.is_leaderless(now), Ordering::Relaxed);
             if self.can_serve(now)
                 && let Some(serve) = serve.take()
             {

@@ -140,6 +140,8 @@ fn shared(config: &Config, standing: &Standing, memory_bytes: u64, cores: usize)
             watch_bytes_per_core: budget_per_core(HUB_RECENT_BYTES, memory_bytes, cores),
         },
         raft_term: AtomicU64::new(0),
+        leader: AtomicU64::new(0),
+        leaderless: AtomicBool::new(false),
         traffic: HomeTraffic::default(),
         members: SharedMembers::default(),
         stopping: AtomicBool::new(false),
