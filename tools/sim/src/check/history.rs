@@ -6,11 +6,12 @@
 //! any member had published when he asked, a write takes effect at most once, after it was asked for, and never if it
 //! was refused.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use garboard_replica::Error;
-use garboard_replica::codec::decode_entry;
+use garboard_replica::codec::{Source, decode_entry};
 use garboard_replica::envelope::{Response, Status};
 use garboard_replica::events::EventBatch;
 use garboard_replica::request::{AlarmKind, Command, Principal, Reply};
@@ -88,6 +89,9 @@ pub struct History {
     pub acknowledged: u64,
     /// Writes found in the log a second time, and passed over.
     pub repeated: u64,
+    /// Of each member: its newest session, and the largest number of it in any entry. What comes with a number up to it
+    /// takes no effect, whether it did before or was overtaken; its member gives it a new one then.
+    numbers: BTreeMap<u64, (u64, u64)>,
 }
 
 /// How commands get into the log.
@@ -104,6 +108,7 @@ impl History {
             full_until: Duration::ZERO,
             acknowledged: 0,
             repeated: 0,
+            numbers: BTreeMap::new(),
             setting,
         }
     }
@@ -174,7 +179,8 @@ impl History {
                 Ok(batch) => batch,
                 Err(error) => return violated("a committed entry can be read", "", error.to_string()),
             };
-            for item in batch.items {
+            let passed_over = batch.source.map_or(0, |source| self.passed_over(&source, batch.items.len()));
+            for item in batch.items.into_iter().skip(passed_over) {
                 match item.principal {
                     Principal::User { auth_revision, .. } => self.execute(entry, auth_revision, item.command)?,
                     Principal::Server => self.execute_own(written, item.command)?,
@@ -190,6 +196,22 @@ impl History {
         Ok(())
     }
 
+    /// How many of an entry's writes, its first ones, take no effect.
+    fn passed_over(&mut self, source: &Source, count: usize) -> usize {
+        let count = u64::try_from(count).expect("lengths fit 64 bits");
+        let (session, last) = self.numbers.get(&source.member_id).copied().unwrap_or_default();
+        let seen = match source.session.cmp(&session) {
+            Ordering::Less => count,
+            Ordering::Equal => (last + 1).saturating_sub(source.first).min(count),
+            Ordering::Greater => 0,
+        };
+        if seen < count {
+            self.numbers.insert(source.member_id, (source.session, source.first + count - 1));
+        }
+        self.repeated += seen;
+        usize::try_from(seen).expect("no more than there are")
+    }
+
     fn execute(&mut self, entry: &wal::Entry, number: u64, command: Command) -> Check {
         let Some(write) = self.writes.get_mut(&number) else {
             return violated(
@@ -201,10 +223,12 @@ impl History {
         same("a command gets into the log as it was asked for", &write.command, &command)?;
         match &write.fate {
             Fate::Open => {}
-            Fate::Executed { .. } => {
-                // It was sent again, and counts once.
-                self.repeated += 1;
-                return Ok(());
+            Fate::Executed { index, .. } => {
+                return violated(
+                    "a write takes effect once",
+                    format!("#{number} in entry {index}"),
+                    format!("in entry {} again", entry.index),
+                );
             }
             Fate::Refused(error) => {
                 return violated(
