@@ -8,8 +8,8 @@
 //! forward  = kind 1: the data of a Raft entry that names its origin
 //! refused  = kind 2: session u64, term u64, count u32, count times { first u64, last u64, reason u8 }
 //! question = kind 3: boot u64, number u64, what u8, lease i64
-//! member   = kind 5: a message about changes of the members (`members/codec.rs`)
 //! answer   = kind 4: boot u64, number u64, what u8, and: 0 ttl i64; 1 left i64, granted i64; 2 reason u8
+//! member   = kind 5: a message about changes of the members (`members/codec.rs`)
 //! transfer = kind 6: about a snapshot, as the module `transfer` has it
 //! ```
 //!
