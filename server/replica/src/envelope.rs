@@ -32,8 +32,6 @@ pub enum Asker {
         /// Its question.
         number: u64,
     },
-    /// This member itself.
-    Own,
 }
 
 /// What a core asks of the home core.

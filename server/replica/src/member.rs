@@ -340,9 +340,6 @@ impl Member {
         };
         member.raft.set_removed(member.machine.members().removed());
         member.announce_members();
-        if !member.raft.is_alone() {
-            member.read(now, Asker::Own, reads::Kind::ReadIndex);
-        }
         member.pump(now);
         member.force_if_due();
         Ok(member)
@@ -356,12 +353,6 @@ impl Member {
     /// Whether this member leads and has applied everything that earlier terms committed: reads are answered.
     pub fn is_ready(&self) -> bool {
         self.term_start.is_some_and(|start| self.applying.published().index >= start)
-    }
-
-    /// Whether this member has what the store held when it started: what it answers without asking others is no older. A
-    /// member among others learns that from the leader.
-    pub fn has_joined(&self) -> bool {
-        self.is_ready() || self.reads.joined
     }
 
     /// Whether there are no other members.

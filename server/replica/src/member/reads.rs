@@ -47,8 +47,6 @@ pub(super) struct Reads {
     /// By the index that must be published.
     confirmed: BTreeMap<u64, Vec<Waiter>>,
     count: usize,
-    /// A read of this member's own was confirmed: it has what the store held when it started.
-    pub(super) joined: bool,
 }
 
 impl Reads {
@@ -117,10 +115,7 @@ impl Member {
 
     fn serve(&mut self, now: Duration, asker: Asker, kind: Kind) {
         let result = match kind {
-            Kind::ReadIndex => {
-                self.reads.joined |= asker == Asker::Own;
-                Ok(Response::ReadIndex)
-            }
+            Kind::ReadIndex => Ok(Response::ReadIndex),
             Kind::KeepAlive(id) => match self.machine.lessor_mut().keep_alive(now, id, asker) {
                 Ok(KeepAlive::Renewed(ttl_seconds)) => Ok(Response::LeaseKeepAlive { ttl_seconds }),
                 Ok(KeepAlive::Unknown) => Ok(Response::LeaseKeepAlive { ttl_seconds: 0 }),
@@ -147,11 +142,8 @@ impl Member {
         let expired = self.reads.queued.iter().take_while(|waiter| waiter.since <= by).count();
         let expired: Vec<Waiter> = self.reads.queued.drain(..expired).collect();
         self.reads.count -= expired.len();
-        for Waiter { asker, kind, .. } in expired {
-            match asker {
-                Asker::Own => self.read(now, asker, kind),
-                asker => self.answer_asker(asker, Err(Error::Timeout)),
-            }
+        for Waiter { asker, .. } in expired {
+            self.answer_asker(asker, Err(Error::Timeout));
         }
     }
 
