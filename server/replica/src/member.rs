@@ -677,8 +677,10 @@ impl Member {
     fn poll_raft(&mut self, now: Duration) -> Option<Step> {
         let (log, proposals, undurable) = (&mut self.log, &mut self.proposals, &mut self.undurable);
         let newest = &mut self.newest_append;
+        let mut replaced = Vec::new();
         let mut append = |append: wal::Append| {
             let last = append.entries.last().map(|entry| entry.index);
+            replaced.extend(writes::take_replaced(proposals, &append.entries));
             let number = log.append(append);
             *newest = number;
             if let Some(last) = last {
@@ -687,7 +689,9 @@ impl Member {
             }
             number
         };
-        self.raft.poll(&mut append)
+        let step = self.raft.poll(&mut append);
+        self.proposals_lost(now, replaced);
+        step
     }
 
     /// The bug of [`Canary::AckBeforeSync`]: everything that the log was handed is taken for durable.

@@ -101,6 +101,8 @@ impl Member {
             Role::Leader => self.term_start = Some(self.log.last().0),
             Role::Follower(_) => {
                 self.term_start = None;
+                // What was refused will never be done, whatever becomes of the alarm.
+                self.finish_alarm();
                 for (id, asker) in self.machine.lessor_mut().demote() {
                     self.pass_on_keep_alive(now, id, asker);
                 }

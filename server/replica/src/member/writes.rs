@@ -6,7 +6,7 @@
 use core::time::Duration;
 use std::collections::VecDeque;
 
-use garboard_wal::AppendNumber;
+use garboard_wal::{self as wal, AppendNumber};
 
 use super::forwarding::Refusee;
 use super::{Member, Undurable};
@@ -155,7 +155,7 @@ impl Member {
         self.propose_own(now, [(Origin::Alarm, Command::AlarmActivate(alarm))]);
     }
 
-    /// The proposed alarm is applied, or lost; either way what it refused is answered.
+    /// The proposed alarm is applied, or lost, or nobody knows when it will be; either way what it refused is answered.
     pub(super) fn finish_alarm(&mut self) {
         self.alarm_proposed = false;
         for refusee in std::mem::take(&mut self.refused) {
@@ -237,23 +237,31 @@ impl Member {
         }
     }
 
-    /// Takes the proposal that an applied entry was, if it was one of this member's. Earlier ones, and one of the same
-    /// index that another leader's entry replaced, are lost.
+    /// Takes the proposal that an applied entry was, if it was one of this member's. Earlier ones, which a snapshot has
+    /// skipped, are lost.
     pub(super) fn take_proposal(&mut self, now: Duration, index: u64, term: u64) -> Option<Proposal> {
         while let Some(front) = self.proposals.front() {
             if front.index > index {
                 return None;
             }
             let proposal = self.proposals.pop_front().expect("the front was just seen");
-            self.pending_commands -= proposal.commands;
             if proposal.index == index && proposal.term == term {
+                self.pending_commands -= proposal.commands;
                 return Some(proposal);
             }
+            self.proposals_lost(now, [proposal]);
+        }
+        None
+    }
+
+    /// Proposals that this member will not see take effect, for what it knows.
+    pub(super) fn proposals_lost(&mut self, now: Duration, proposals: impl IntoIterator<Item = Proposal>) {
+        for proposal in proposals {
+            self.pending_commands -= proposal.commands;
             for origin in proposal.origins {
                 self.lost(now, origin, Error::LeaderChanged);
             }
         }
-        None
     }
 
     /// A log write was handed out: it takes everything that waited.
@@ -291,6 +299,20 @@ impl Member {
             self.stages.replicate.record(now.saturating_sub(durable));
         }
     }
+}
+
+/// Entries go into the log: what stood there from the first one's index on is gone, and with it the proposals of an
+/// earlier term that stood there. Another member may hold them still, so each may yet take effect, but not by this one.
+pub(super) fn take_replaced(proposals: &mut VecDeque<Proposal>, entries: &[wal::Entry]) -> Vec<Proposal> {
+    let Some(first) = entries.first() else { return Vec::new() };
+    let from = proposals.partition_point(|proposal| proposal.index < first.index);
+    let is_among = |proposal: &Proposal| {
+        let at = usize::try_from(proposal.index - first.index).expect("a log's length fits");
+        entries.get(at).is_some_and(|entry| entry.term == proposal.term)
+    };
+    // Proposals are in order of term, too.
+    let kept = proposals.range(from..).position(is_among).map_or(proposals.len(), |at| from + at);
+    proposals.drain(from..kept).collect()
 }
 
 /// An append that ends at `last` was handed to the log.
