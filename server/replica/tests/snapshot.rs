@@ -275,6 +275,47 @@ fn a_member_that_lags_is_filled_while_writes_and_compactions_go_on() {
     }
 }
 
+/// Every revision of what a member shows.
+fn history(node: &Node) -> Vec<i64> {
+    read(&node.reader(), |view| {
+        let mut events = view.events(Revision { main: view.compacted().max(0) + 1, sub: 0 });
+        let mut found = Vec::new();
+        while let Some(record) = events.next()? {
+            found.push(record.revision.main);
+        }
+        Ok(found)
+    })
+}
+
+#[test]
+fn a_sender_that_is_filled_itself_gives_up_what_it_was_sending() {
+    let lagging = 4;
+    let mut cluster = Cluster::new(25, 5, 0);
+    cluster.lag(lagging);
+    cluster.cut.clear();
+    cluster.run_until("some chunks are on their way", |cluster| cluster.chunks > 4);
+    let sender = cluster.leader().unwrap();
+    let before = history(&cluster.nodes[sender]);
+    // The others go on, and compact what the sender still reads.
+    cluster.cut = vec![sender, lagging];
+    cluster.run_until("others lead", |cluster| cluster.leader().is_some());
+    cluster.write_some(60);
+    let revision = cluster.nodes[cluster.leader().unwrap()].reader().revision();
+    cluster.write(Command::Compact { revision, physical: false });
+    cluster.run_for(Duration::from_secs(1));
+    cluster.cut = vec![lagging];
+    cluster.run_until("the sender is filled", |cluster| !cluster.nodes[sender].restored.is_empty());
+    assert!(cluster.nodes[lagging].restored.is_empty());
+    cluster.cut.clear();
+    cluster.run_until("it is filled", |cluster| !cluster.nodes[lagging].restored.is_empty());
+    let node = &cluster.nodes[lagging];
+    let (revision, floor) = read(&node.reader(), |view| Ok((view.revision(), view.compacted())));
+    let expected: Vec<i64> = before.into_iter().filter(|at| (floor + 1..=revision).contains(at)).collect();
+    let found = history(node);
+    assert!(expected.iter().all(|at| found.contains(at)), "{expected:?} of {found:?}, above {floor}");
+    cluster.assert_equal();
+}
+
 #[test]
 fn a_member_that_lags_serves_what_it_has_until_the_snapshot_is_in_place() {
     let mut cluster = Cluster::new(21, 1, 1);

@@ -210,6 +210,9 @@ impl Member {
         }
         self.applying.restore(applied, revision);
         self.hashes.forget();
+        for to in self.sender.handle_replaced() {
+            self.transfer_ended(to, Outcome::Failed);
+        }
         // What became of them is not known here.
         if let Some(proposal) = self.take_proposal(now, applied.index, applied.term) {
             for origin in proposal.origins {

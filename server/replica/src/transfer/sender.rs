@@ -171,6 +171,12 @@ impl Sender {
         Some(Outcome::Failed)
     }
 
+    /// This member's own state was replaced by a newer one, in which what the snapshots on their way were made of may be
+    /// compacted away. They are given up; to whom they went is told.
+    pub(crate) fn handle_replaced(&mut self) -> impl Iterator<Item = u64> + use<> {
+        std::mem::take(&mut self.sends).into_keys()
+    }
+
     /// The link to a member is there again: what was on it is lost.
     pub(crate) fn handle_peer_up(&mut self, now: Duration, id: u64) {
         if let Some(sending) = self.sends.get_mut(&id) {
