@@ -100,8 +100,8 @@ impl Leases {
         Ok(())
     }
 
-    /// The least time that a lease has left.
-    pub fn left_at_least(&self, now: Duration, id: i64) -> Option<Duration> {
-        self.leases.get(&id).map(|lease| lease.earliest.saturating_sub(now))
+    /// When a lease ends at the earliest, by what clients were answered so far.
+    pub fn earliest(&self, id: i64) -> Option<Duration> {
+        self.leases.get(&id).map(|lease| lease.earliest)
     }
 }

@@ -126,7 +126,8 @@ impl StreamChecker {
         if let Some((open, kept)) = &mut self.open
             && *open == id
         {
-            *kept = Some(watcher);
+            // The parts that follow belong to the first one that was canceled since; there may be a next one of its id.
+            kept.get_or_insert(watcher);
         }
         let response =
             WatchResponse { watch_id: id, canceled: true, header_revision: revision, ..WatchResponse::default() };

@@ -54,7 +54,8 @@ pub(super) enum What {
     ReadIndex(Box<Read>),
     /// The lease, and which one of that id.
     KeepAlive(i64, Option<u64>),
-    TimeToLive(i64, Option<u64>),
+    /// The same, and when it was to end at the earliest: a renewal that comes after the answer changes nothing in that.
+    TimeToLive(i64, Option<u64>, Duration),
     Leases,
     Status,
     Defragment,
@@ -152,7 +153,8 @@ impl Cluster {
                 if kind == Kind::KeepAlive {
                     (Request::LeaseKeepAlive { id }, What::KeepAlive(id, generation))
                 } else {
-                    (Request::LeaseTimeToLive { id }, What::TimeToLive(id, generation))
+                    let earliest = self.history.leases.earliest(id).unwrap_or_default();
+                    (Request::LeaseTimeToLive { id }, What::TimeToLive(id, generation, earliest))
                 }
             }
             Kind::Leases => (Request::LeaseList, What::Leases),
@@ -333,8 +335,12 @@ impl Cluster {
             (What::KeepAlive(id, generation), Ok(Response::LeaseKeepAlive { ttl_seconds })) => {
                 self.check_renewal(asked, id, generation, ttl_seconds)
             }
-            (What::TimeToLive(id, generation), Ok(Response::LeaseTimeToLive { ttl_seconds, granted_ttl_seconds })) => {
-                self.check_time_left(id, generation, ttl_seconds, granted_ttl_seconds)
+            (
+                What::TimeToLive(id, generation, earliest),
+                Ok(Response::LeaseTimeToLive { ttl_seconds, granted_ttl_seconds }),
+            ) => {
+                let least = earliest.saturating_sub(self.now);
+                self.check_time_left((id, generation), least, ttl_seconds, granted_ttl_seconds)
             }
             (What::Leases, Ok(Response::LeaseList(leases))) => self.check_leases(at, &leases),
             (What::Status, Ok(Response::Status(status))) => self.history.check_status(&status, published),
@@ -369,13 +375,12 @@ impl Cluster {
         Ok(())
     }
 
-    fn check_time_left(&self, id: i64, generation: Option<u64>, left: i64, granted: i64) -> Check {
+    fn check_time_left(&self, (id, generation): (i64, Option<u64>), least: Duration, left: i64, granted: i64) -> Check {
         if generation.is_none() || generation != self.history.leases.generation(id) {
             return Ok(());
         }
         let ttl_seconds = self.history.model.leases().get(&id).copied().unwrap_or(0);
-        let least = self.history.leases.left_at_least(self.now, id).unwrap_or_default().mul_f64(0.95);
-        let least = i64::try_from(least.as_secs()).expect("short") - 1;
+        let least = i64::try_from(least.mul_f64(0.95).as_secs()).expect("short") - 1;
         let extension = i64::try_from(self.plan.each.member.election_timeout.as_secs()).expect("short");
         if granted == ttl_seconds && (least..=ttl_seconds + extension).contains(&left) {
             return Ok(());

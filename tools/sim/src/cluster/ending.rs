@@ -17,6 +17,8 @@ use crate::workload::Workload;
 /// How long a cluster may take once nothing goes wrong any more until it has a leader and all have what it has, beyond
 /// what I/O itself takes.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How long an event may take to its watches' clients, which read at once by then.
+const DELIVERY: Duration = Duration::from_secs(5);
 /// Leases that are longer are not waited for.
 const SHORT_TTL_SECONDS: i64 = 60;
 
@@ -163,10 +165,9 @@ impl Cluster {
         for at in 0..self.machines.len() {
             let tokens: Vec<u64> = self.machines[at].streams.keys().copied().collect();
             for token in tokens {
-                let model = &self.history.model;
+                self.complete_streams()?;
                 let checker = &self.machines[at].streams[&token].checker;
-                checker.check_complete(model)?;
-                if !checker.can_progress(model.revision()) {
+                if !checker.can_progress(self.history.model.revision()) {
                     continue;
                 }
                 let before = checker.told;
@@ -191,10 +192,20 @@ impl Cluster {
         let left = self.history.model.leases().iter().find(|(_, ttl)| **ttl <= SHORT_TTL_SECONDS);
         same("every lease expires in its time", &None, &left)?;
         self.run_for(Duration::from_secs(5))?;
-        for stream in self.machines.iter().flat_map(|machine| machine.streams.values()) {
-            stream.checker.check_complete(&self.history.model)?;
+        self.complete_streams()
+    }
+
+    /// Runs until every stream was sent everything: a lease may have expired just now.
+    fn complete_streams(&mut self) -> Check {
+        let deadline = self.now + DELIVERY;
+        loop {
+            let mut streams = self.machines.iter().flat_map(|machine| machine.streams.values());
+            let complete = streams.try_for_each(|stream| stream.checker.check_complete(&self.history.model));
+            if complete.is_ok() || self.now >= deadline {
+                return complete;
+            }
+            self.run_for(DELIVERY / 100)?;
         }
-        Ok(())
     }
 
     /// Every member's whole state is what the model says, and its index is sound.

@@ -273,7 +273,7 @@ impl World {
         let Some(ttl_seconds) = self.checker.model.leases().get(&id) else {
             return same(&format!("the time that lease {id} has left"), &(-1, 0), &(left, granted));
         };
-        let least = self.checker.leases.left_at_least(self.now, id).unwrap_or_default();
+        let least = self.checker.leases.earliest(id).unwrap_or_default().saturating_sub(self.now);
         let least = i64::try_from(least.as_secs()).expect("short");
         let extension = i64::try_from(self.plan.member.election_timeout.as_secs()).expect("short");
         let right = granted == *ttl_seconds && (least..=ttl_seconds + extension).contains(&left);
