@@ -265,7 +265,11 @@ fn print_summary(sum: &Summary, seeds: u64, elapsed: Duration) {
         sum.restored,
         sum.resumed_watches
     );
-    let known = CLUSTER_FAULTS.iter().map(|fault| fault.name()).filter(|name| sum.faults.contains_key(name));
+    let known = CLUSTER_FAULTS
+        .iter()
+        .chain([&Fault::OldLeader])
+        .map(|fault| fault.name())
+        .filter(|name| sum.faults.contains_key(name));
     let faults: Vec<String> = known
         .chain(["stopped", "refused", "salvaged"])
         .map(|name| format!("{name} {}", sum.faults.get(name).copied().unwrap_or(0)))

@@ -57,6 +57,8 @@ pub enum Fault {
     MoveLeader,
     /// Clocks go too fast or too slow.
     Drift,
+    /// A leader is replaced without knowing it, and is asked. Drawn for itself: it stands in no list of faults.
+    OldLeader,
 }
 
 /// Every fault of a member by itself.
@@ -124,6 +126,7 @@ impl Fault {
             Fault::Reset => "reset",
             Fault::MoveLeader => "move-leader",
             Fault::Drift => "drift",
+            Fault::OldLeader => "old-leader",
         }
     }
 }

@@ -32,6 +32,13 @@ pub(super) struct Client {
     thinks: bool,
 }
 
+impl Client {
+    /// One that asks only what it is told to.
+    pub(super) fn that_is_told() -> Client {
+        Client { thinks: true, ..Client::default() }
+    }
+}
+
 /// A request under way.
 #[derive(Debug)]
 pub(super) struct Op {

@@ -137,6 +137,10 @@ impl Cluster {
     fn pause(&mut self, at: usize) -> String {
         let pause = self.draw_millis(13);
         let sleeps = self.rng.chance(40);
+        self.pause_for(at, pause, sleeps)
+    }
+
+    pub(super) fn pause_for(&mut self, at: usize, pause: Duration, sleeps: bool) -> String {
         let until = self.now + pause;
         let life = self.machines[at].life;
         let machine = &mut self.machines[at];

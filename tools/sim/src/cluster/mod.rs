@@ -4,6 +4,7 @@
 //! happens. What members write into their logs and publish makes one history, which everything is held against.
 
 mod clients;
+mod deposed;
 mod ending;
 mod faults;
 mod links;
@@ -32,6 +33,7 @@ use crate::outcome::{Check, Summary, same, violated};
 use crate::plan::{Fault, Options};
 use crate::story::Story;
 use clients::{Client, Op, ReadTask};
+use deposed::Deposed;
 use links::PeerLinks;
 use machine::{Input, Machine};
 use network::Network;
@@ -69,6 +71,8 @@ enum Event {
     Room(usize),
     /// A fault of this kind comes.
     Fault(usize),
+    /// The leader is replaced without knowing it, or asked then.
+    OldLeader,
     /// A sector rots, once its machine is quiet.
     Rot { machine: usize, tries: u32 },
 }
@@ -119,6 +123,8 @@ pub struct Cluster {
     leaders: BTreeMap<u64, u64>,
     /// Whom members voted for, by voter and term.
     votes: BTreeMap<(u64, u64), u64>,
+    /// Leaders that are replaced without knowing it, if the seed has them.
+    deposed: Option<Deposed>,
     /// The faults have stopped, and the clients too.
     calm: bool,
     turns: u64,
@@ -154,6 +160,7 @@ impl Cluster {
             next_token: 0,
             leaders: BTreeMap::new(),
             votes: BTreeMap::new(),
+            deposed: None,
             calm: false,
             turns: 0,
             story: Story::new(options.story),
@@ -168,6 +175,7 @@ impl Cluster {
             cluster.link();
         }
         cluster.begin(seed);
+        cluster.begin_deposing(seed, options);
         cluster
     }
 
@@ -355,6 +363,7 @@ impl Cluster {
                 Ok(())
             }
             Event::Fault(number) => self.fault(number),
+            Event::OldLeader => self.old_leader_turn(),
             Event::Rot { machine, tries } => self.try_rot(machine, tries),
         }
     }
