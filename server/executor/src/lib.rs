@@ -4,8 +4,9 @@
 //! the thread it is called on: [`spawn`], [`sleep`], [`blocking`], [`Socket`], [`File`]. Nothing but wakers crosses
 //! threads; a waker that is used elsewhere brings its task back to the thread that owns it.
 //!
-//! A turn of the loop runs the tasks that were ready when it began, then enters the kernel once: it submits what the
-//! tasks asked for, and waits only if no task is ready. What completes makes tasks ready for the next turn. So a put that
+//! A turn of the loop runs the tasks that are ready and, unless the kernel is to be handed something first, those that they
+//! make ready, a few times over; then it enters the kernel once: it submits what the tasks asked for, and waits only if no
+//! task is ready. What completes makes tasks ready for the next turn. So a put that
 //! has the server to itself costs one entry for each thing it really waits for, and under load one entry serves many.
 
 // An executor is what reads the clock and starts threads for everybody else.
@@ -20,7 +21,7 @@ mod timers;
 mod turns;
 
 use std::cell::RefCell;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -110,6 +111,20 @@ pub async fn yield_now() {
         }
     }
     Yield(false).await;
+}
+
+/// Goes on in this executor's next turn: after the tasks that this one has made ready and those that they make ready in
+/// turn, and after the kernel was handed what they asked for.
+pub async fn after_turn() {
+    let mut asked = false;
+    poll_fn(|cx| {
+        if std::mem::replace(&mut asked, true) {
+            return Poll::Ready(());
+        }
+        Local::current().go_on_after(cx.waker().clone());
+        Poll::Pending
+    })
+    .await;
 }
 
 /// The time at which a timer that is set now for `duration` is due; far away where it does not fit the clock.

@@ -33,8 +33,9 @@ const FIRST: u64 = 1 << 62;
 /// `enter` is to run what the kernel has put off for this thread.
 const ENTER_GETEVENTS: u32 = 1;
 
-/// What is asked of sockets: everything, once for the socket's life.
-const SOCKET_EVENTS: u32 = (libc_poll::IN | libc_poll::OUT | libc_poll::RDHUP) as u32;
+/// What is asked of sockets, once for the socket's life: what comes, and where room is not asked for by itself, that too.
+const ARRIVALS: u32 = (libc_poll::IN | libc_poll::RDHUP) as u32;
+const ROOM: u32 = libc_poll::OUT as u32;
 
 /// The kernel's poll bits.
 mod libc_poll {
@@ -60,6 +61,8 @@ pub struct Ring {
 enum Operation {
     /// A socket's standing request to be told of what it is ready for.
     Watch(Rc<Readiness>),
+    /// A question for room, answered once.
+    Room(Rc<Readiness>),
     /// A synchronous write.
     Write(Write),
 }
@@ -177,7 +180,7 @@ impl Ring {
                 write.waker = Some(cx.waker().clone());
                 return Poll::Pending;
             }
-            Operation::Watch(_) => unreachable!("the key of a write names a write"),
+            Operation::Watch(_) | Operation::Room(_) => unreachable!("the key of a write names a write"),
         }
         let Operation::Write(write) = self.operations.remove(key) else { unreachable!("looked at just now") };
         Poll::Ready((write.outcome(), write.buffer))
@@ -204,7 +207,8 @@ impl Ring {
     fn ask(&mut self, key: usize) {
         let Operation::Watch(readiness) = &self.operations[key] else { unreachable!("only sockets are watched") };
         readiness.asked.set(true);
-        let poll = opcode::PollAdd::new(Fd(readiness.descriptor.get()), SOCKET_EVENTS).multi(true).build();
+        let events = if readiness.room_on_request.get() { ARRIVALS } else { ARRIVALS | ROOM };
+        let poll = opcode::PollAdd::new(Fd(readiness.descriptor.get()), events).multi(true).build();
         // SAFETY: the operation names no memory. A descriptor that is closed before the kernel sees the operation is
         // followed by the request to forget it.
         #[allow(unsafe_code)]
@@ -213,14 +217,35 @@ impl Ring {
         }
     }
 
+    /// Asks to be told once when a socket has room.
+    pub fn ask_for_room(&mut self, readiness: &Rc<Readiness>) {
+        let key = self.operations.insert(Operation::Room(readiness.clone()));
+        readiness.room_asked.set(Some(key));
+        let poll = opcode::PollAdd::new(Fd(readiness.descriptor.get()), ROOM).build().user_data(key as u64);
+        // SAFETY: the operation names no memory; the descriptor is treated as for `ask`.
+        #[allow(unsafe_code)]
+        unsafe {
+            self.push(&[poll]);
+        }
+    }
+
     /// A socket is closed: what was asked for it is taken back.
     pub fn forget(&mut self, key: usize) {
         let Operation::Watch(readiness) = &self.operations[key] else { unreachable!("only sockets are watched") };
         readiness.closed.set(true);
-        if !readiness.asked.get() {
+        let room_asked = readiness.room_asked.get();
+        if readiness.asked.get() {
+            self.take_back(key);
+        } else {
             self.operations.remove(key);
-            return;
         }
+        if let Some(key) = room_asked {
+            self.take_back(key);
+        }
+    }
+
+    /// Has a question end; its place in the slab becomes free when the kernel has said so.
+    fn take_back(&mut self, key: usize) {
         let remove = opcode::PollRemove::new(key as u64).build().user_data(IGNORED);
         // SAFETY: the operation names no memory.
         #[allow(unsafe_code)]
@@ -246,6 +271,11 @@ impl Ring {
             // The kernel takes what is queued, unless it is short of memory; then there is nothing but to ask again.
             let _ = self.ring.submit();
         }
+    }
+
+    /// Whether something waits to be handed to the kernel.
+    pub fn has_queued(&mut self) -> bool {
+        !self.ring.submission().is_empty()
     }
 
     /// Hands what is queued to the kernel, and lets it run what it has put off for this thread.
@@ -296,6 +326,13 @@ impl Ring {
                             } else if !more {
                                 operations.remove(key);
                             }
+                        }
+                        Operation::Room(readiness) => {
+                            readiness.room_asked.set(None);
+                            if !readiness.closed.get() {
+                                tell(readiness, completion.result());
+                            }
+                            operations.remove(key);
                         }
                         Operation::Write(write) => {
                             let half = if mark & FIRST == 0 { &mut write.last } else { &mut write.first };

@@ -31,6 +31,10 @@ pub struct Readiness {
     pub asked: Cell<bool>,
     /// Whether the socket is closed.
     pub closed: Cell<bool>,
+    /// Whether the kernel tells of room only when it is asked, each time anew.
+    pub room_on_request: Cell<bool>,
+    /// The question for room that is under way.
+    pub room_asked: Cell<Option<usize>>,
 }
 
 impl Readiness {
@@ -71,7 +75,18 @@ pub struct Socket<S: AsFd> {
 impl<S: AsFd> Socket<S> {
     /// Takes a socket in.
     pub fn new(socket: S) -> Socket<S> {
+        Socket::watched(socket, false)
+    }
+
+    /// Takes a socket for datagrams in. The kernel says that such a socket has room for each datagram that leaves it, and
+    /// would wake this thread as often as it sends; so it is asked only while there is none.
+    pub fn for_datagrams(socket: S) -> Socket<S> {
+        Socket::watched(socket, true)
+    }
+
+    fn watched(socket: S, room_on_request: bool) -> Socket<S> {
         let readiness = Rc::new(Readiness::default());
+        readiness.room_on_request.set(room_on_request);
         // It may be ready as it is; the first attempt tells.
         readiness.can_read.set(true);
         readiness.can_write.set(true);
@@ -98,7 +113,20 @@ impl<S: AsFd> Socket<S> {
     /// # Errors
     /// What the attempt answers.
     pub async fn writing<T>(&self, mut attempt: impl FnMut(&S) -> io::Result<T>) -> io::Result<T> {
-        poll_fn(|cx| self.poll(&self.readiness.can_write, &self.readiness.writer, cx, &mut attempt)).await
+        poll_fn(|cx| self.poll_writing(cx, &mut attempt)).await
+    }
+
+    fn poll_writing<T>(
+        &self,
+        cx: &mut Context<'_>,
+        attempt: &mut impl FnMut(&S) -> io::Result<T>,
+    ) -> Poll<io::Result<T>> {
+        let Readiness { can_write, writer, room_on_request, room_asked, .. } = &*self.readiness;
+        let outcome = self.poll(can_write, writer, cx, attempt);
+        if outcome.is_pending() && room_on_request.get() && room_asked.get().is_none() {
+            Local::current().ring.borrow_mut().ask_for_room(&self.readiness);
+        }
+        outcome
     }
 
     /// The last attempt to read took all that there was: the next one waits until the kernel tells of more.
@@ -167,7 +195,7 @@ impl<S: AsFd + Unpin> hyper::rt::Write for Socket<S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         let mut attempt = |socket: &S| Ok(rustix::net::send(socket, bytes, flags)?);
-        self.poll(&self.readiness.can_write, &self.readiness.writer, cx, &mut attempt)
+        self.poll_writing(cx, &mut attempt)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -182,7 +210,7 @@ impl<S: AsFd + Unpin> hyper::rt::Write for Socket<S> {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         let mut attempt =
             |socket: &S| Ok(rustix::net::sendmsg(socket, pieces, &mut SendAncillaryBuffer::default(), flags)?);
-        self.poll(&self.readiness.can_write, &self.readiness.writer, cx, &mut attempt)
+        self.poll_writing(cx, &mut attempt)
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {

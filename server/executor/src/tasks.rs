@@ -8,6 +8,7 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::task::Waker;
 use std::time::Instant;
 
 use async_task::Runnable;
@@ -19,6 +20,8 @@ use crate::timers::Timers;
 
 /// Tasks that run before the kernel is looked at again. Completions wait no longer than these take.
 const TASKS_PER_TURN: usize = 256;
+/// How often tasks that others have made ready run in the same turn: an answer goes through three on its way out.
+const ROUNDS_PER_TURN: usize = 4;
 
 thread_local! {
     static CURRENT: RefCell<Option<Rc<Local>>> = const { RefCell::new(None) };
@@ -28,6 +31,8 @@ thread_local! {
 pub struct Local {
     remote: Arc<Remote>,
     ready: RefCell<VecDeque<Runnable>>,
+    /// Who goes on once this turn is over.
+    after: RefCell<Vec<Waker>>,
     /// The loop's own connection to the kernel.
     pub ring: RefCell<Ring>,
     /// What sleeps.
@@ -57,6 +62,7 @@ impl Local {
         let local = Rc::new(Local {
             remote: Arc::new(remote),
             ready: RefCell::new(VecDeque::new()),
+            after: RefCell::default(),
             ring: RefCell::new(Ring::new(processor)?),
             timers: RefCell::new(Timers::default()),
             bell_armed: Cell::new(false),
@@ -101,13 +107,15 @@ impl Local {
     /// Runs what is ready, then lets the kernel work; waits for it if nothing is ready.
     pub fn turn(&self) -> io::Result<()> {
         self.take_woken();
-        let count = self.ready.borrow().len().min(TASKS_PER_TURN);
-        for _ in 0..count {
-            let next = self.ready.borrow_mut().pop_front();
-            match next {
-                Some(task) => drop(task.run()),
-                None => break,
+        for _ in 0..ROUNDS_PER_TURN {
+            self.run_ready();
+            // What goes to the kernel does not wait for what comes after it.
+            if self.ready.borrow().is_empty() || self.ring.borrow_mut().has_queued() {
+                break;
             }
+        }
+        for waker in self.after.take() {
+            waker.wake();
         }
         self.timers.borrow_mut().fire(Instant::now);
         if !self.bell_armed.replace(true) {
@@ -129,6 +137,23 @@ impl Local {
             self.bell_armed.set(false);
         }
         Ok(())
+    }
+
+    /// Runs what is ready now, but not what becomes ready by it.
+    fn run_ready(&self) {
+        let count = self.ready.borrow().len().min(TASKS_PER_TURN);
+        for _ in 0..count {
+            let next = self.ready.borrow_mut().pop_front();
+            match next {
+                Some(task) => drop(task.run()),
+                None => break,
+            }
+        }
+    }
+
+    /// Has a task go on in the next turn, after all that became ready in this one.
+    pub fn go_on_after(&self, waker: Waker) {
+        self.after.borrow_mut().push(waker);
     }
 
     fn take_woken(&self) {

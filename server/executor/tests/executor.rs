@@ -328,3 +328,47 @@ fn what_completes_is_noticed_while_a_task_is_always_ready() {
     std::fs::remove_file(path).unwrap();
     assert_eq!(last, 199);
 }
+
+#[test]
+fn a_socket_for_datagrams_that_has_no_room_is_told_when_there_is_some() {
+    let sent = run(Options::default(), || async {
+        let (ours, theirs) = std::os::unix::net::UnixDatagram::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let socket = Socket::for_datagrams(ours);
+        // A queue of datagrams is short: it is full long before so many were sent.
+        let (started, start) = std::sync::mpsc::channel();
+        let receiver = std::thread::spawn(move || {
+            start.recv().unwrap();
+            let mut datagram = [0; 8];
+            (0..500_u64).all(|number| {
+                let count = theirs.recv(&mut datagram).unwrap();
+                count == 8 && u64::from_le_bytes(datagram) == number
+            })
+        });
+        for number in 0..500_u64 {
+            let full = socket.get().send(&number.to_le_bytes()).is_err();
+            if full {
+                let _ = started.send(());
+                socket.writing(|socket| socket.send(&number.to_le_bytes())).await.unwrap();
+            }
+        }
+        receiver.join().unwrap()
+    });
+    assert!(sent.expect("this machine has io_uring"), "everything came, in order");
+}
+
+#[test]
+fn who_waits_for_the_turn_to_end_goes_on_after_what_it_made_ready() {
+    let order = run(Options::default(), || async {
+        let order = Rc::new(RefCell::new(Vec::new()));
+        let (outer, inner) = (order.clone(), order.clone());
+        spawn(async move {
+            outer.borrow_mut().push("a task");
+            spawn(async move { inner.borrow_mut().push("a task of the task") });
+        });
+        garboard_executor::after_turn().await;
+        order.borrow_mut().push("after");
+        order.take()
+    });
+    assert_eq!(order.expect("this machine has io_uring"), ["a task", "a task of the task", "after"]);
+}

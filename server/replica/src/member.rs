@@ -30,6 +30,7 @@ use std::sync::Arc;
 
 use garboard_storage::{Applied, Index, IndexFailure, IndexIo, IoFailure, IoId, PageId, Reader};
 use garboard_wal as wal;
+use raft::eraftpb::MessageType;
 
 pub use config::{MemberConfig, OpenError, RecoveredState};
 
@@ -481,6 +482,25 @@ impl Member {
     /// The next message for another member, and whom it is for. Taken after every `handle_*`, like effects.
     pub fn poll_message(&mut self) -> Option<(u64, PeerMessage)> {
         self.messages.pop_front()
+    }
+
+    /// Whether there are messages for other members.
+    pub fn has_messages(&self) -> bool {
+        !self.messages.is_empty()
+    }
+
+    /// Whether somebody waits for one of them: all but a newer commit index alone is waited for, and that too if it ends
+    /// the wait for a write of another member's clients.
+    pub fn has_pressing_messages(&self) -> bool {
+        let tells_commit_only = |message: &PeerMessage| match message {
+            PeerMessage::Raft(message) => {
+                message.get_msg_type() == MessageType::MsgAppend && message.get_entries().is_empty()
+            }
+            _ => false,
+        };
+        let mut committed = self.proposals.iter().take_while(|proposal| proposal.committed.is_some());
+        self.messages.iter().any(|(_, message)| !tells_commit_only(message))
+            || (self.has_messages() && committed.any(|proposal| proposal.is_forwarded))
     }
 
     /// A message of the member `from`, by whom the link has authenticated. Raft's are checked before they get further.

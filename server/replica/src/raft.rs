@@ -10,6 +10,7 @@
 //! - entries come out committed only when they are durable on this member, too;
 //! - a vote, a vote request, an append response leave only after the state they speak of is durable.
 
+mod acknowledged;
 mod driver;
 mod membership;
 mod store;

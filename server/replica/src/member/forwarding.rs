@@ -94,7 +94,7 @@ impl Member {
         while let Some(Parcel { data, asked, count, leases, .. }) = self.outbox.take_parcel() {
             let look_up = || revoked_leases(&decode_entry(&data).expect("it was encoded here").items);
             let leases = leases.unwrap_or_else(look_up);
-            if self.propose_sourced(data, count, leases, asked).is_err() {
+            if self.propose_sourced(data, count, leases, asked, false).is_err() {
                 self.outbox.rewind();
                 self.forwarding.paused_until = now + FORWARD_PAUSE;
                 break;
@@ -111,6 +111,7 @@ impl Member {
         commands: u64,
         leases: Vec<i64>,
         received: Duration,
+        is_forwarded: bool,
     ) -> Result<(), NotLeader> {
         let proposed = self.raft.propose(data)?;
         self.pending_commands += commands;
@@ -120,6 +121,7 @@ impl Member {
             commands,
             origins: Vec::new(),
             leases,
+            is_forwarded,
             received,
             append: None,
             written: None,
@@ -152,7 +154,7 @@ impl Member {
             verdicts.push(if waiting < seen { Ok(()) } else { self.admit(now, waiting, &item.command) });
         }
         if verdicts.iter().all(Result::is_ok) && seen == 0 {
-            if self.propose_sourced(data, count, revoked_leases(&items), now).is_ok() {
+            if self.propose_sourced(data, count, revoked_leases(&items), now, true).is_ok() {
                 self.note_taken(from, &source, count, &[]);
             }
             return;
@@ -233,7 +235,7 @@ impl Member {
         let data = builder.finish_with(Source { first: end - count, ..*source });
         let leases = items.iter().filter_map(|item| revoked_lease(item)).collect();
         // Should this member lead no more, whoever sent it hears of the next leader and sends it there.
-        let _ = self.propose_sourced(data, count, leases, now);
+        let _ = self.propose_sourced(data, count, leases, now, true);
     }
 
     fn note_taken(&mut self, from: u64, source: &Source, count: u64, refused: &[RefusedRange]) {

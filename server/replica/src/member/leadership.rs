@@ -61,6 +61,7 @@ impl Member {
     /// The link to a member works.
     pub fn handle_peer_up(&mut self, now: Duration, id: u64) {
         self.leadership.links.insert(id, Some(now));
+        self.raft.handle_link();
         self.note_peer_up(now, id);
         self.sender.handle_peer_up(now, id);
         // What was under way when the link went down may be lost.

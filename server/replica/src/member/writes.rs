@@ -46,6 +46,8 @@ pub(super) struct Proposal {
     pub(super) origins: Vec<Origin>,
     /// Leases that its commands end.
     pub(super) leases: Vec<i64>,
+    /// Whether clients of another member wait for it.
+    pub(super) is_forwarded: bool,
     /// When the batch's oldest command was asked for.
     pub(super) received: Duration,
     pub(super) append: Option<AppendNumber>,
@@ -211,6 +213,7 @@ impl Member {
                     commands,
                     origins,
                     leases,
+                    is_forwarded: false,
                     received: asked,
                     append: None,
                     written: None,

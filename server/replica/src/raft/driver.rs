@@ -10,6 +10,7 @@ use garboard_wal::{Append, AppendNumber};
 use raft::eraftpb::{Entry, HardState, Message, MessageType};
 use raft::{Config, RawNode, Ready, SnapshotStatus, StateRole};
 
+use super::acknowledged::Acknowledged;
 use super::membership::{ChangeKind, Membership, MembershipChange};
 use super::store::{Keep, LogStore, from_log, to_log};
 use crate::canary::{self, Canary};
@@ -148,6 +149,7 @@ pub struct RaftDriver {
     hunt: Option<Hunt>,
     /// Whether this member may try to lead.
     may_campaign: bool,
+    acknowledged: Acknowledged,
 }
 
 /// A member that knows no leader tries to become one, again and again.
@@ -252,6 +254,7 @@ impl RaftDriver {
             timer,
             hunt: None,
             may_campaign: true,
+            acknowledged: Acknowledged::default(),
         };
         driver.campaign_if_alone();
         driver
@@ -455,9 +458,26 @@ impl RaftDriver {
         if !self.is_for_raft(&message) {
             return Ok(());
         }
+        let is_append = message.get_msg_type() == MessageType::MsgAppend;
+        let (is_empty, committed) = (message.get_entries().is_empty(), self.commit_index());
         // raft-rs drops what does not fit its state.
         let _ = self.node.step(message);
+        if is_append {
+            self.spare_known_answer(from, is_empty && self.commit_index() > committed);
+        }
         Ok(())
+    }
+
+    /// Takes back the answer that raft-rs has just made to an append, if it tells the leader nothing.
+    fn spare_known_answer(&mut self, from: u64, brought_commit_only: bool) {
+        let messages = &mut self.node.raft.msgs;
+        let is_answer =
+            |message: &&Message| message.get_msg_type() == MessageType::MsgAppendResponse && message.to == from;
+        if let Some(answer) = messages.last().filter(is_answer)
+            && self.acknowledged.is_known(answer, brought_commit_only)
+        {
+            messages.pop();
+        }
     }
 
     /// Whether raft-rs is to see a message that was found sound.
@@ -525,8 +545,14 @@ impl RaftDriver {
         self.hunt = Some(Hunt { next: now + wait, interval: HUNT_INTERVAL, candidate_in: 0 });
     }
 
+    /// There is a new link to a member: what was said on an earlier one may be lost.
+    pub fn handle_link(&mut self) {
+        self.acknowledged.forget();
+    }
+
     /// What was sent to a member last may be lost.
     pub fn report_unreachable(&mut self, id: u64) {
+        self.acknowledged.forget();
         if self.is_member(id) {
             self.node.report_unreachable(id);
         }

@@ -197,11 +197,19 @@ impl Home {
                 self.shared.refusing.store(told, Ordering::Relaxed);
                 let stopped = self.member.prepare_stop(now);
                 // Whoever is to lead hears of it now.
-                self.talk_to_peers(now);
+                self.say_all(now);
+                self.transmit(now);
                 if stopped && told {
                     self.peers.stop(now);
                     return Ok(());
                 }
+            }
+            if self.member.has_messages() {
+                // Nobody waits for what is left; the answers leave first.
+                garboard_executor::after_turn().await;
+                let now = self.edge.now();
+                self.say_all(now);
+                self.transmit(now);
             }
             // The tasks that work a backlog off run on this core, too.
             let due = [self.member.poll_timeout(), scrub.poll_timeout(), self.peers.poll_timeout()];
@@ -235,11 +243,21 @@ impl Home {
         }
     }
 
-    /// Sends the peers what there is for them.
+    /// Sends the peers what there is for them, if somebody waits for any of it.
     fn talk_to_peers(&mut self, now: Duration) {
+        if self.member.has_pressing_messages() {
+            self.say_all(now);
+        }
+        self.transmit(now);
+    }
+
+    fn say_all(&mut self, now: Duration) {
         while let Some((to, message)) = self.member.poll_message() {
             self.peers.send(now, to, &message);
         }
+    }
+
+    fn transmit(&mut self, now: Duration) {
         self.peers.transmit(now, &mut Context::from_waker(Waker::noop()));
     }
 

@@ -11,6 +11,7 @@ mod edge;
 mod files;
 mod founding;
 mod home;
+mod homes;
 mod index_file;
 mod interrupts;
 mod log_files;
@@ -89,6 +90,8 @@ pub fn run(config: Config) -> Result<(), StartError> {
     // While the home core waits for its write, nothing of ours is in the way of the interrupt that ends it.
     let home = interrupts::processor(dir.wal_path());
     cpus.sort_by_key(|cpu| Some(*cpu) != home);
+    let home = homes::claim(&cpus);
+    cpus.sort_by_key(|cpu| *cpu != home.processor);
     tracing::info!(version = GARBOARD_VERSION, "starting on processors {cpus:?}, the first is the keyspace's home");
 
     raise_descriptor_limit();

@@ -219,7 +219,7 @@ impl Peers {
             if let Some(family) = family {
                 dialing[family] = u32::try_from(taken.len()).ok();
             }
-            taken.push(PeerSocket { socket: garboard_executor::Socket::new(socket), state });
+            taken.push(PeerSocket { socket: garboard_executor::Socket::for_datagrams(socket), state });
         }
         Ok(Peers {
             links: Links::new(links),
