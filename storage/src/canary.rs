@@ -14,6 +14,8 @@ pub enum Canary {
     FreeMapInPlace,
     /// A dead page is used again although a reader has pinned a root that reaches it.
     PinsIgnored,
+    /// The pages of an index that a snapshot replaced are used again although a reader has pinned a root that reaches them.
+    RetiredPinsIgnored,
     /// A dead page is used again before a checkpoint without it is durable.
     ReusedBeforeCheckpoint,
     /// Compaction takes a tombstone at the floor itself, which watches from there on are to see.

@@ -489,6 +489,9 @@ impl Store {
         if retired.death.is_some() {
             self.shared.pins.pinned(&mut self.pinned);
         }
+        if canary::is_on(Canary::RetiredPinsIgnored) {
+            self.pinned.clear();
+        }
         let is_reached = |death| self.durable < death || self.pinned.first().is_some_and(|&root| root < death);
         if retired.death.is_some_and(is_reached) {
             self.retired.push_front(retired);

@@ -177,7 +177,6 @@ fn run(seed: u64) {
     for (snapshot, model) in &pinned {
         assert_same(&receiver.reader, snapshot.view(), model);
     }
-    drop(pinned);
     let (index, facts, _) = open(receiver.disk()).unwrap();
     assert_eq!(facts.applied.index, expected.applied);
     assert_same(&index.reader(), index.reader().pin().view(), &expected);
@@ -189,6 +188,10 @@ fn run(seed: u64) {
             receiver.checkpoint(&mut rng);
         }
     }
+    for (snapshot, model) in &pinned {
+        assert_same(&receiver.reader, snapshot.view(), model);
+    }
+    drop(pinned);
     receiver.compact(receiver.model.revision);
     receiver.finish_compaction();
     receiver.checkpoint(&mut rng);
@@ -207,6 +210,48 @@ fn what_arrives_is_what_was_there_whatever_both_indexes_do_meanwhile() {
         Some(seed) => run(seed),
         None => (0..number("SEEDS").unwrap_or(30)).for_each(run),
     }
+}
+
+/// A reader holds on to an index, of whose pages it has read none and some are not in the file, while a snapshot takes that
+/// index's place and the new one writes as much as it likes.
+fn old_pages_stay_for_their_reader(seed: u64) {
+    let mut rng = Rng::new(seed);
+    let sender = filled(&mut rng, 60);
+    let mut before = filled(&mut rng, 60);
+    before.checkpoint(&mut rng);
+    let (index, _, file) = open(before.disk()).unwrap();
+    let mut receiver = Rig::around(index, file, before.model.clone());
+    txn(&mut receiver, &mut rng);
+    let (pin, model) = (receiver.reader.pin(), receiver.model.clone());
+    receiver.index.begin_import();
+    for chunk in chunks(&sender) {
+        receiver.index.import_chunk(&chunk).unwrap();
+    }
+    install(&mut receiver, &mut rng, &sender.model);
+    let write_some = |receiver: &mut Rig, rng: &mut Rng| {
+        for _ in 0..50 {
+            txn(receiver, rng);
+            if rng.chance(10) {
+                receiver.checkpoint(rng);
+            }
+        }
+    };
+    write_some(&mut receiver, &mut rng);
+    assert_same(&receiver.reader, pin.view(), &model);
+    // Only then are its pages of use to others.
+    let free = receiver.index.size().free_bytes;
+    drop(pin);
+    receiver.publish();
+    receiver.publish();
+    assert!(receiver.index.size().free_bytes > free);
+    write_some(&mut receiver, &mut rng);
+    receiver.assert_same();
+    receiver.index.check().unwrap();
+}
+
+#[test]
+fn a_reader_of_an_index_that_is_replaced_finds_all_of_it_until_it_lets_go() {
+    (0..10).for_each(old_pages_stay_for_their_reader);
 }
 
 fn chunks(rig: &Rig) -> Vec<Vec<u8>> {
@@ -404,5 +449,23 @@ fn an_empty_index_and_one_in_the_middle_of_compaction_arrive_as_they_are() {
         receiver.finish_compaction();
         receiver.index.check().unwrap();
         receiver.assert_same();
+    }
+}
+
+#[cfg(feature = "canaries")]
+mod canaries {
+    use garboard_storage::canary::{Canary, plant};
+
+    use super::*;
+
+    #[test]
+    fn pages_of_a_replaced_index_that_are_used_again_under_a_reader_are_noticed() {
+        let fails = |seed: &u64| {
+            let _planted = plant(Canary::RetiredPinsIgnored);
+            std::panic::catch_unwind(|| old_pages_stay_for_their_reader(*seed)).is_err()
+        };
+        let caught = (0..10).find(fails);
+        println!("caught at seed {caught:?}");
+        assert!(caught.is_some());
     }
 }

@@ -44,6 +44,10 @@ pub enum Canary {
     SnapshotBeforeDurable,
     /// Watchers are not told that a snapshot took the state's place: they go on behind it (etcd's issue 15271).
     RestoredWatchSkips,
+    /// Pages that are being loaded while a snapshot takes the state's place are used again before they are there.
+    LoadsUnpinned,
+    /// A member tries to lead while what a snapshot put in its log's place is not durable.
+    CampaignBeforeDurable,
 }
 
 #[cfg(not(feature = "canaries"))]

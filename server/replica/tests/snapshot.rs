@@ -543,6 +543,42 @@ fn what_a_member_acknowledges_of_a_snapshot_is_there_after_a_crash() {
     (100..110).for_each(power_is_lost_behind_the_acknowledgement);
 }
 
+/// A member starts with entries to apply, and the pages that they need are slow to come. Before they are there it is filled
+/// with a snapshot, and the new state uses the old one's pages.
+fn pages_come_late(seed: u64) {
+    let mut cluster = Cluster::new(seed, 3, 0);
+    cluster.run_until("there is a leader", |cluster| cluster.leader().is_some());
+    cluster.write_some(150);
+    cluster.catch_up();
+    cluster.nodes[2].send([Request::Checkpoint]);
+    cluster.run_for(Duration::from_secs(1));
+    // What puts need is looked for before anything of their entry is done, so that nothing half done is in the way.
+    for n in 0..20 {
+        cluster.write(put(format!("key-{n:03}"), 100));
+        cluster.step();
+    }
+    cluster.catch_up();
+    let slow = Duration::from_secs(30);
+    cluster.nodes[2].latency.page_delay = slow;
+    cluster.nodes[2].crash();
+    cluster.lag(2);
+    cluster.cut.clear();
+    cluster.run_until("it is filled", |cluster| !cluster.nodes[2].restored.is_empty());
+    for _ in 0..20 {
+        cluster.write_some(10);
+        cluster.nodes[2].send([Request::Checkpoint]);
+    }
+    assert!(cluster.nodes[2].loads_pages(), "pages are on their way");
+    cluster.run_for(slow);
+    cluster.nodes[2].latency.page_delay = Duration::ZERO;
+    cluster.assert_equal();
+}
+
+#[test]
+fn pages_that_are_on_their_way_while_a_snapshot_is_put_in_place_come_as_what_they_were() {
+    (120..124).for_each(pages_come_late);
+}
+
 #[cfg(feature = "canaries")]
 mod canaries {
     use garboard_replica::canary::{Canary, plant};
@@ -562,6 +598,17 @@ mod canaries {
             std::panic::catch_unwind(|| power_is_lost_behind_the_acknowledgement(*seed)).is_err()
         };
         let caught = (100..120).find(fails);
+        println!("caught at seed {caught:?}");
+        assert!(caught.is_some());
+    }
+
+    #[test]
+    fn a_page_that_is_used_again_while_it_is_loaded_is_noticed() {
+        let fails = |seed: &u64| {
+            let _planted = plant(Canary::LoadsUnpinned);
+            std::panic::catch_unwind(|| pages_come_late(*seed)).is_err()
+        };
+        let caught = (120..124).find(fails);
         println!("caught at seed {caught:?}");
         assert!(caught.is_some());
     }

@@ -50,6 +50,9 @@ pub(super) struct Applying {
     /// Pages that were asked for and are not resident. A pin of the root that reaches them keeps them from being
     /// reused before they are read.
     loading: Vec<(PageId, Snapshot)>,
+    /// Of these nobody waits for any more: a snapshot took the place of the state that wanted them. They are still on
+    /// their way, and must come as what they were asked for.
+    unneeded: Vec<(PageId, Snapshot)>,
     to_load: VecDeque<PageId>,
     /// The page that physical compaction waits for. Nothing else waits for it.
     for_compaction: Option<(PageId, Snapshot)>,
@@ -67,6 +70,7 @@ impl Applying {
             published: applied,
             published_revision: revision,
             loading: Vec::new(),
+            unneeded: Vec::new(),
             to_load: VecDeque::new(),
             for_compaction: None,
             for_transfers: Vec::new(),
@@ -111,6 +115,7 @@ impl Applying {
 
     pub(super) fn page_loaded(&mut self, page: PageId) {
         self.loading.retain(|(loading, _)| *loading != page);
+        self.unneeded.retain(|(loading, _)| *loading != page);
         self.for_compaction.take_if(|(loading, _)| *loading == page);
         self.for_transfers.retain(|(loading, _)| *loading != page);
     }
@@ -155,13 +160,18 @@ impl Applying {
         self.unapplied_commands = 0;
         self.published = applied;
         self.published_revision = revision;
-        // Pages that were asked for come all the same, and are not needed.
-        self.loading.clear();
+        // Pages that were asked for come all the same. Were their pins dropped now, the new state could use the pages before
+        // they are read, and whoever reads them would find another version, which is what a lost write looks like.
+        self.unneeded.append(&mut self.loading);
+        if canary::is_on(Canary::LoadsUnpinned) {
+            self.unneeded.clear();
+        }
     }
 
     /// Whether the page is being loaded. It is asked for once: its pins end when it is there.
     fn is_requested(&self, page: PageId) -> bool {
-        self.loading.iter().chain(&self.for_compaction).chain(&self.for_transfers).any(|(loading, _)| *loading == page)
+        let waited_for = self.loading.iter().chain(&self.for_compaction).chain(&self.for_transfers);
+        waited_for.chain(&self.unneeded).any(|(loading, _)| *loading == page)
     }
 
     pub(super) fn compaction_waits(&self) -> bool {

@@ -494,7 +494,7 @@ impl RaftDriver {
             MessageType::MsgRequestVoteResponse => {
                 raft.state != StateRole::Candidate || raft.raft_log.persisted == raft.raft_log.last_index()
             }
-            MessageType::MsgTimeoutNow => self.may_campaign,
+            MessageType::MsgTimeoutNow => self.may_campaign && !self.is_restoring(),
             _ => true,
         }
     }
@@ -661,8 +661,15 @@ impl RaftDriver {
         self.hunt = Some(Hunt { next, interval: (hunt.interval * 2).min(longest), candidate_in });
     }
 
+    /// Whether a snapshot has taken the log's place and is not durable there. The entries before it are gone, and raft-rs
+    /// may not count them as applied before it counts the snapshot as durable: meanwhile it would look for what is not
+    /// applied, and end the process when it does not find it.
+    fn is_restoring(&self) -> bool {
+        !canary::is_on(Canary::CampaignBeforeDurable) && self.in_flight.iter().any(|step| step.restored.is_some())
+    }
+
     fn campaign(&mut self) {
-        if !self.may_campaign {
+        if !self.may_campaign || self.is_restoring() {
             return;
         }
         // It fails only for reasons that a later attempt overcomes, such as an unapplied change of membership.

@@ -3,7 +3,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use bytes::Bytes;
 use garboard_wal::{Append, AppendNumber};
-use raft::eraftpb::Message;
+use raft::eraftpb::{Message, MessageType};
 
 use super::*;
 
@@ -298,6 +298,61 @@ fn another_leader_replaces_what_was_not_committed() {
     }
 }
 
+/// A member that lagged, with a snapshot in its log's place that is not durable there.
+fn restoring() -> (Node, Duration, u64) {
+    let mut cluster = Cluster::new(3);
+    cluster.run_for(ELECTION * 4);
+    let leader = cluster.leader().expect("a leader");
+    let lagging = cluster.nodes.keys().find(|id| **id != leader).copied().unwrap();
+    cluster.cut = vec![lagging];
+    for data in ["a", "b", "c"] {
+        cluster.node(leader).propose(data).unwrap();
+    }
+    cluster.run_for(HEARTBEAT * 3);
+    let (index, term) = (cluster.nodes[&leader].driver.commit_index(), cluster.nodes[&leader].driver.term());
+    let membership = cluster.nodes[&leader].driver.membership().clone();
+    let mut node = cluster.nodes.remove(&lagging).unwrap();
+    assert!(node.driver.commit_index() < index, "it has not applied what the snapshot holds");
+    node.outbox.clear();
+    assert!(node.driver.restore(index, term, &membership));
+    node.poll();
+    (node, cluster.now, leader)
+}
+
+fn asks_for_votes(node: &mut Node) -> bool {
+    let asks = |message: Message| {
+        matches!(message.get_msg_type(), MessageType::MsgRequestPreVote | MessageType::MsgRequestVote)
+    };
+    node.outbox.drain(..).any(asks)
+}
+
+#[test]
+fn a_member_tries_to_lead_only_once_a_snapshot_is_durable_in_its_logs_place() {
+    let (mut node, mut now, leader) = restoring();
+    let term = node.driver.term();
+    let mut timeout_now = Message::default();
+    timeout_now.set_msg_type(MessageType::MsgTimeoutNow);
+    (timeout_now.from, timeout_now.to, timeout_now.term) = (leader, node.driver.id(), term);
+    node.driver.handle_message(leader, timeout_now).unwrap();
+    node.poll();
+    // Its leader dies: it hunts for leadership, and then its patience ends, too.
+    node.driver.forget_leader(now, leader);
+    for _ in 0..200 {
+        now += Duration::from_millis(20);
+        node.driver.handle_timeout(now);
+        node.poll();
+        assert!(!asks_for_votes(&mut node));
+    }
+    assert_eq!(node.driver.term(), term);
+    node.make_durable(node.appends.len());
+    for _ in 0..200 {
+        now += Duration::from_millis(20);
+        node.driver.handle_timeout(now);
+        node.poll();
+    }
+    assert!(asks_for_votes(&mut node));
+}
+
 #[test]
 fn election_timers_follow_the_seed() {
     let leader_at = || {
@@ -310,4 +365,19 @@ fn election_timers_follow_the_seed() {
     };
     assert_eq!(leader_at(), leader_at());
     assert!(leader_at().0 >= ELECTION);
+}
+
+#[cfg(feature = "canaries")]
+mod canaries {
+    use super::*;
+    use crate::canary::{Canary, plant};
+
+    #[test]
+    fn a_member_that_tries_to_lead_before_a_snapshot_is_durable_is_noticed() {
+        let _planted = plant(Canary::CampaignBeforeDurable);
+        let (mut node, now, leader) = restoring();
+        node.driver.forget_leader(now, leader);
+        let hunt = || (0..200).for_each(|step| node.driver.handle_timeout(now + Duration::from_millis(20) * step));
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(hunt)).is_err());
+    }
 }

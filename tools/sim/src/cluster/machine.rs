@@ -199,6 +199,12 @@ impl Machine {
         if self.up { self.node.durable_index() } else { self.durable_index }
     }
 
+    /// Whether the member, which runs, may say in a message of this term that its log is durable up to this index.
+    pub(super) fn may_acknowledge(&self, term: u64, index: u64) -> bool {
+        let is_late = term < self.node.member.term();
+        index <= self.durable_index() || (is_late && self.node.was_durable(term, index))
+    }
+
     /// Whether it holds this entry durably.
     pub(super) fn holds(&self, index: u64, term: u64) -> bool {
         self.durable_index() >= index && self.log.holds(index, term)

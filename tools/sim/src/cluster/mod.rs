@@ -570,11 +570,13 @@ impl Cluster {
     fn check_message(&mut self, at: usize, message: &Message) -> Check {
         let machine = &self.machines[at];
         let vote = match message.get_msg_type() {
-            MessageType::MsgAppendResponse if !message.reject && message.index > machine.durable_index() => {
+            MessageType::MsgAppendResponse
+                if !message.reject && !machine.may_acknowledge(message.term, message.index) =>
+            {
                 return violated(
-                    format!("m{} acknowledges what is durable", machine.id),
+                    format!("m{} acknowledges what is durable, in term {}", machine.id, machine.node.member.term()),
                     format!("up to {}", machine.durable_index()),
-                    message.index.to_string(),
+                    format!("{} in term {}", message.index, message.term),
                 );
             }
             MessageType::MsgRequestVoteResponse if !message.reject => message.to,

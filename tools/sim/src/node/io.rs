@@ -66,8 +66,8 @@ pub(super) struct LogWrite {
     op: wal::OpId,
     /// The first entry in it, which takes the place of whatever stood there and behind.
     pub(super) first_index: Option<u64>,
-    /// The last entry in it or before it.
-    last_index: Option<u64>,
+    /// The index and term of the last entry in it.
+    last: Option<(u64, u64)>,
     done: bool,
 }
 
@@ -130,8 +130,8 @@ impl Node {
         // A seal stands outside the chain.
         let Some(entries) = wal::entries_of_batch(self.log_id, bytes) else { return };
         let (first, last) = (entries.first(), entries.last());
-        let (first_index, last_index) = (first.map(|entry| entry.index), last.map(|entry| entry.index));
-        self.writes.push_back(LogWrite { op, first_index, last_index, done: false });
+        let (first_index, last) = (first.map(|entry| entry.index), last.map(|entry| (entry.index, entry.term)));
+        self.writes.push_back(LogWrite { op, first_index, last, done: false });
         self.logged.extend(entries);
     }
 
@@ -205,7 +205,9 @@ impl Node {
             done.done = true;
         }
         while let Some(write) = self.writes.pop_front_if(|write| write.done) {
-            self.durable_index = write.last_index.unwrap_or(self.durable_index);
+            if let Some((index, term)) = write.last {
+                self.note_durable(term, index);
+            }
         }
         Ok(())
     }

@@ -21,7 +21,7 @@ use garboard_replica::raft::Membership;
 use garboard_replica::request::{Command, Context, KeyspaceId, Outcome, Principal, Reply};
 use garboard_replica::{Error, member};
 use garboard_simdisk::{Disk, Rng};
-use garboard_storage::{IndexConfig, PageError, PageId, Paged, Reader, Snapshot, View};
+use garboard_storage::{Applied, IndexConfig, PageError, PageId, Paged, Reader, Snapshot, View};
 use garboard_wal as wal;
 
 pub use clock::Clock;
@@ -133,6 +133,8 @@ pub struct Node {
     log_id: u128,
     writes: VecDeque<LogWrite>,
     durable_index: u64,
+    /// How far the log of this process was once durable whose last entry was of a term, by that term.
+    durable_in: BTreeMap<u64, u64>,
     last_event_revision: i64,
     /// Whether somebody may have relied on what is on the disk.
     served: bool,
@@ -201,6 +203,7 @@ impl Node {
             log_id,
             writes: VecDeque::new(),
             durable_index: 0,
+            durable_in: BTreeMap::new(),
             last_event_revision: 1,
             served: false,
             starts: 1,
@@ -226,6 +229,18 @@ impl Node {
     pub fn durable_index(&self) -> u64 {
         let replaced = self.writes.iter().filter_map(|write| write.first_index).min();
         replaced.map_or(self.durable_index, |first| self.durable_index.min(first - 1))
+    }
+
+    /// Whether the log, as it was in some term or before, was durable up to this index. The entries may have been replaced
+    /// since, in later terms: what a member says late of an earlier term is no less true for that.
+    pub fn was_durable(&self, term: u64, index: u64) -> bool {
+        self.durable_in.range(..=term).any(|(_, durable)| *durable >= index)
+    }
+
+    pub(super) fn note_durable(&mut self, term: u64, index: u64) {
+        self.durable_index = index;
+        let durable = self.durable_in.entry(term).or_default();
+        *durable = index.max(*durable);
     }
 
     /// Whether the member is one of several: it is relied on as soon as its log is, whether it leads or not.
@@ -387,6 +402,11 @@ impl Node {
         !self.pending.is_empty()
     }
 
+    /// Whether pages are on their way that the member asked for.
+    pub fn loads_pages(&self) -> bool {
+        self.pending.values().any(|pending| matches!(pending, Pending::Page(_)))
+    }
+
     /// A reader needs a page; [`Node::loaded`] says `token` once it is there.
     pub fn load_for_reader(&mut self, page: PageId, pin: Snapshot, token: u64) {
         self.start(Pending::ReaderPage { page, _pin: pin, token });
@@ -421,8 +441,8 @@ impl Node {
                     self.last_event_revision = revision;
                     self.restored.push(revision);
                     // The image is durable in the index's place, and the log begins behind it.
-                    self.durable_index = self.member.reader().pin().view().applied().index;
-                    let applied = self.durable_index;
+                    let Applied { index: applied, term } = self.member.reader().pin().view().applied();
+                    self.note_durable(term, applied);
                     self.restored_index = applied;
                     self.writes.retain(|write| write.first_index.is_some_and(|first| first > applied));
                 }
@@ -502,7 +522,8 @@ impl Node {
         self.config.boot += 1;
         self.process_clock.start(self.now);
         let start = self.open(rescue)?;
-        self.durable_index = start.last_index;
+        self.durable_in.clear();
+        self.note_durable(0, start.last_index);
         self.last_event_revision = start.revision;
         self.drain();
         Ok(start)
