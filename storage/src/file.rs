@@ -2,9 +2,12 @@
 
 use crate::io::IoFailure;
 use crate::map::Map;
+use crate::read_around::{BLOCK_BYTES, ReadAround};
+use rustix::fs::{Advice, fadvise};
 use rustix::io::{Errno, ReadWriteFlags};
 use std::fs::File;
 use std::io::{self, IoSliceMut};
+use std::num::NonZeroU64;
 use std::os::unix::fs::FileExt;
 
 /// The file as the index sees it. The shell gives [`MappedFile`], the simulator one over [`Map::anonymous`].
@@ -29,6 +32,7 @@ pub trait PageFile: Send + Sync {
 pub struct MappedFile {
     file: File,
     map: Map,
+    around: ReadAround,
 }
 
 impl MappedFile {
@@ -36,7 +40,9 @@ impl MappedFile {
     /// [`limits::RESERVE_BYTES`](crate::limits::RESERVE_BYTES)), up to which the index may grow.
     pub fn new(file: File, reserve_bytes: usize) -> io::Result<MappedFile> {
         let map = Map::of_file(&file, reserve_bytes)?;
-        Ok(MappedFile { file, map })
+        // A wish: a file system that knows nothing of it reads ahead as it likes.
+        let _ = fadvise(&file, 0, None, Advice::Random);
+        Ok(MappedFile { file, map, around: ReadAround::default() })
     }
 
     /// The file, for the shell's writes.
@@ -51,6 +57,9 @@ impl PageFile for MappedFile {
     }
 
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), IoFailure> {
+        if let Some(start) = self.around.handle_miss(offset) {
+            let _ = fadvise(&self.file, start, NonZeroU64::new(BLOCK_BYTES), Advice::WillNeed);
+        }
         self.file.read_exact_at(into, offset).map_err(|error| IoFailure::of(&error))
     }
 

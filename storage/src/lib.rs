@@ -31,6 +31,7 @@ mod meta;
 mod page;
 mod pages;
 mod pins;
+mod read_around;
 mod reclaim;
 mod snapshot;
 mod space;

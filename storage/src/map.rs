@@ -1,7 +1,7 @@
 //! The address range through which pages are read. This is one of the two modules that may use `unsafe`.
 #![allow(unsafe_code)]
 
-use memmap2::{MmapOptions, MmapRaw};
+use memmap2::{Advice, MmapOptions, MmapRaw};
 use std::fs::File;
 use std::io;
 
@@ -26,6 +26,8 @@ impl Map {
     /// Maps a file read-only over a range of `reserve_bytes`.
     pub fn of_file(file: &File, reserve_bytes: usize) -> io::Result<Map> {
         let raw = MmapOptions::new().len(reserve_bytes).map_raw_read_only(file)?;
+        // A page that the kernel took out of memory comes back alone. It is a wish.
+        let _ = raw.advise(Advice::Random);
         Ok(Map { raw, writable: false })
     }
 
