@@ -101,6 +101,9 @@ pub const STOP_SAVE_MAX: Duration = Duration::from_secs(2);
 /// While a full disk stops checkpoints, one is tried this often.
 pub const CHECKPOINT_RETRY: Duration = Duration::from_secs(1);
 
+/// How long a leader whose disk is full waits before it asks another member once more to lead instead.
+pub const FULL_DISK_HANDOVER_RETRY: Duration = Duration::from_secs(5);
+
 /// While the index has as many changed pages in memory as it may, apply looks this often whether it can go on.
 pub const APPLY_RETRY: Duration = Duration::from_millis(1);
 

@@ -101,6 +101,11 @@ pub enum Notice {
         /// Since when.
         stalled: Duration,
     },
+    /// The disk is full, and this member led.
+    DiskFull {
+        /// Who is asked to lead instead.
+        target: u64,
+    },
 }
 
 impl core::fmt::Display for Notice {
@@ -116,6 +121,9 @@ impl core::fmt::Display for Notice {
             Notice::SteppedDown { stalled } => {
                 write!(f, "a write of the log takes {} ms so far; ", stalled.as_millis())?;
                 write!(f, "this member does not lead any more")
+            }
+            Notice::DiskFull { target } => {
+                write!(f, "the disk is full and writes are refused; leadership is handed to member {target:x}")
             }
         }
     }

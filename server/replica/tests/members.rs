@@ -8,10 +8,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use garboard_replica::envelope::{Request, Response, Ticket};
 use garboard_replica::members::{Attributes, ChangeAction, MemberRecord, Members};
+use garboard_replica::peer::PeerMessage;
 use garboard_replica::raft::Membership;
 use garboard_replica::request::{Command, Put};
 use garboard_replica::{Error, MemberConfig};
 use garboard_sim::node::{Node, read};
+use raft::eraftpb::MessageType;
 
 const STEP: Duration = Duration::from_millis(5);
 /// Long enough for an election, and for peers to count as connected.
@@ -23,6 +25,8 @@ struct Cluster {
     nodes: BTreeMap<u64, Node>,
     /// Members that nobody hears and that hear nobody.
     cut: BTreeSet<u64>,
+    /// Members that nobody can hand leadership to.
+    deaf: BTreeSet<u64>,
     connected: BTreeSet<(u64, u64)>,
 }
 
@@ -51,6 +55,7 @@ impl Cluster {
             now: Duration::ZERO,
             nodes: BTreeMap::new(),
             cut: BTreeSet::new(),
+            deaf: BTreeSet::new(),
             connected: BTreeSet::new(),
         };
         let config = |id| MemberConfig {
@@ -129,7 +134,13 @@ impl Cluster {
         for from in ids {
             while let Some((to, message)) = self.nodes.get_mut(&from).unwrap().member.poll_message() {
                 let Some(node) = self.nodes.get_mut(&to) else { continue };
-                if !self.cut.contains(&from) && !self.cut.contains(&to) {
+                let hands_over = matches!(
+                    &message,
+                    PeerMessage::Raft(message) if message.get_msg_type() == MessageType::MsgTimeoutNow
+                );
+                let is_cut = self.cut.contains(&from) || self.cut.contains(&to);
+                let is_lost = is_cut || (hands_over && self.deaf.contains(&to));
+                if !is_lost {
                     let now = node.clock();
                     node.member.handle_message(now, from, message);
                     node.drain();
@@ -283,6 +294,65 @@ fn a_learner_joins_gets_a_vote_and_leaves_while_leaders_change() {
         let again = ChangeAction::AddVoter { peer_urls: vec![peer_url(leader)] };
         assert_eq!(cluster.change(next, leader, again), Err(Error::MemberNotFound));
     }
+}
+
+/// Through every member but `gone` a write each step. The longest time between two that were answered, and the writes.
+fn write_for(cluster: &mut Cluster, duration: Duration, gone: u64) -> (Duration, Vec<(u64, Ticket)>) {
+    let asked: Vec<u64> = cluster.nodes.keys().copied().filter(|id| *id != gone).collect();
+    let (mut tickets, mut last, mut longest) = (Vec::new(), cluster.now, Duration::ZERO);
+    let (end, mut answered) = (cluster.now + duration, 0);
+    while cluster.now < end {
+        for id in &asked {
+            let key = format!("write-{}", tickets.len());
+            tickets.push((*id, cluster.put(*id, &key)));
+        }
+        cluster.run_for(STEP);
+        let count = asked.iter().map(|id| cluster.nodes[id].answers.len()).sum();
+        if count > answered {
+            (answered, last) = (count, cluster.now);
+        }
+        longest = longest.max(cluster.now - last);
+    }
+    (longest, tickets)
+}
+
+#[test]
+fn a_leader_that_is_removed_hands_over_first_and_no_write_fails_or_waits_for_an_election() {
+    for seed in 20..32 {
+        let mut cluster = Cluster::new(seed, if seed % 3 == 0 { 5 } else { 3 });
+        let leader = cluster.leader();
+        let asked = if seed % 2 == 0 { leader } else { cluster.follower() };
+        let left: Vec<u64> = cluster.nodes.keys().copied().filter(|id| *id != leader).collect();
+        write_for(&mut cluster, Duration::from_millis(200), leader);
+        let removal = cluster.ask(asked, Request::Member { member_id: leader, action: ChangeAction::Remove });
+        let own = cluster.put(leader, "the leader's own client's");
+        let (longest, tickets) = write_for(&mut cluster, Duration::from_secs(3), leader);
+        cluster.run_for(Duration::from_secs(1));
+        assert!(longest < Duration::from_millis(100), "{longest:?} without an answer, seed {seed}");
+        for (id, ticket) in tickets.into_iter().chain([(leader, own)]) {
+            let answer = cluster.nodes[&id].answers.iter().find(|(answered, _)| *answered == ticket);
+            assert!(matches!(answer, Some((_, Ok(_)))), "{answer:?} through {id}, seed {seed}");
+        }
+        assert_eq!(cluster.answer(asked, removal), Ok(left.clone()), "seed {seed}");
+        assert!(cluster.members(leader).is_removed(leader), "it knows, seed {seed}");
+        assert!(left.contains(&cluster.leader()), "seed {seed}");
+        cluster.assert_same_members(left);
+    }
+}
+
+#[test]
+fn a_leader_that_nobody_takes_over_from_removes_itself_all_the_same() {
+    let mut cluster = Cluster::new(32, 3);
+    let (leader, other) = (cluster.leader(), cluster.follower());
+    let third = (1..=3).find(|id| ![leader, other].contains(id)).unwrap();
+    // The next leader would have to be one that does not hear that it may.
+    let removal = cluster.ask(leader, Request::Member { member_id: leader, action: ChangeAction::Remove });
+    cluster.deaf.extend([other, third]);
+    cluster.run_for(Duration::from_millis(500));
+    cluster.deaf.clear();
+    assert_eq!(cluster.answer(leader, removal).map(|left| left.len()), Ok(2));
+    cluster.run_for(SETTLED);
+    assert_ne!(cluster.leader(), leader);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::{Effect, Member, Notice, Outgoing};
 use crate::envelope::{Asker, Response, Ticket};
 use crate::error::Error;
-use crate::limits::LEADERLESS_ELECTIONS;
+use crate::limits::{FULL_DISK_HANDOVER_RETRY, LEADERLESS_ELECTIONS};
 use crate::raft::Role;
 
 /// Leadership on its way to another member.
@@ -30,6 +30,8 @@ pub(super) struct Leadership {
     transfer: Option<Transfer>,
     /// The log has stalled: leadership is given up without an heir then.
     step_down_at: Option<Duration>,
+    /// The disk is full: nobody is asked again to lead instead before.
+    next_full_handover: Duration,
     /// When the wait of a stop for another leader ends.
     handover_by: Option<Duration>,
     /// Leadership was proved at this time: a quorum answered a question asked then.
@@ -111,6 +113,9 @@ impl Member {
         }
         self.leader_changed_for_reads();
         self.leader_changed_for_questions(now);
+        // What this member's clients wrote goes to the next leader before its own removal does: it hears of nothing after
+        // that.
+        self.flush_writes(now);
         self.leader_of_changes_changed(now, role == Role::Leader);
     }
 
@@ -129,7 +134,7 @@ impl Member {
         }
     }
 
-    fn begin_transfer(&mut self, now: Duration, target: u64) {
+    pub(super) fn begin_transfer(&mut self, now: Duration, target: u64) {
         let waiters = match self.leadership.transfer.take() {
             Some(transfer) if transfer.target == target => transfer.waiters,
             earlier => {
@@ -179,8 +184,9 @@ impl Member {
     }
 
     /// A leader whose log has stalled makes room for another: it may hold its quorum and can't commit by itself, and
-    /// everybody waits for it.
+    /// everybody waits for it. So does one whose disk is full, for it refuses what the others could take.
     pub(super) fn watch_disk(&mut self, now: Duration) {
+        self.watch_space(now);
         let patience = self.config.election_timeout;
         let stalled = self.undurable.front().map(|undurable| now.saturating_sub(undurable.since));
         self.raft.set_may_campaign(stalled.is_none_or(|stalled| stalled < patience / 2));
@@ -205,6 +211,17 @@ impl Member {
             }
             Some(_) => {}
         }
+    }
+
+    /// The most that another member's disk is full as well: then leadership goes round, and not often.
+    fn watch_space(&mut self, now: Duration) {
+        if now < self.leadership.next_full_handover || !self.leads() || self.raft.is_alone() || !self.is_disk_full() {
+            return;
+        }
+        let Some(target) = self.raft.best_transferee().filter(|_| self.raft.transferee().is_none()) else { return };
+        self.leadership.next_full_handover = now + FULL_DISK_HANDOVER_RETRY;
+        self.notice(Notice::DiskFull { target });
+        self.begin_transfer(now, target);
     }
 
     /// Raft's ticks see to everything else that this file does by time.

@@ -60,6 +60,8 @@ pub(super) struct Changes {
     /// What this member says of itself is not said again before.
     next_publish: Duration,
     forcing: Option<Forcing>,
+    /// On a leader that is to be removed: another member was asked to lead first.
+    handover_tried: bool,
     /// The shell was told that this member was removed.
     removal_told: bool,
 }
@@ -166,7 +168,7 @@ impl Member {
         }
         for change in given {
             if self.leads() {
-                self.take_change(change);
+                self.take_change(now, change);
             } else {
                 self.send_member_message(leader, MemberMessage::Change(change));
             }
@@ -179,10 +181,10 @@ impl Member {
         match message {
             MemberMessage::Change(change) if self.members().get(from).is_none() || change.origin.member_id != from => {}
             MemberMessage::Change(change) if self.leads() => {
-                self.take_change(change);
+                self.take_change(now, change);
                 self.propose_changes(now);
             }
-            MemberMessage::Change(change) => self.refuse_change(change.origin, Error::NoLeader),
+            MemberMessage::Change(change) => self.refuse_change(now, change.origin, Error::NoLeader),
             MemberMessage::Refused { boot, sequence, error } if boot == self.config.boot => {
                 self.change_refused(now, sequence, error);
             }
@@ -191,7 +193,7 @@ impl Member {
     }
 
     /// The leader takes a change, unless it can't be made.
-    fn take_change(&mut self, change: MemberChange) {
+    fn take_change(&mut self, now: Duration, change: MemberChange) {
         let result = match change.action {
             _ if self.changes.queued.len() >= MEMBER_CHANGES_MAX => Err(Error::TooManyRequests),
             ChangeAction::Promote => self.may_promote(change.member_id),
@@ -199,7 +201,7 @@ impl Member {
         };
         match result {
             Ok(()) => self.changes.queued.push_back(change),
-            Err(error) => self.refuse_change(change.origin, error),
+            Err(error) => self.refuse_change(now, change.origin, error),
         }
     }
 
@@ -214,10 +216,13 @@ impl Member {
     /// time.
     pub(super) fn propose_changes(&mut self, now: Duration) {
         while !self.changes.queued.is_empty() && self.is_ready() && !self.raft.has_pending_change() {
+            if self.raft.transferee().is_some() || self.hands_over_first(now) {
+                return;
+            }
             let change = self.changes.queued.pop_front().expect("the queue was just seen not to be empty");
             let origin = change.origin;
             if let Err(error) = self.check_change(&change) {
-                self.refuse_change(origin, error);
+                self.refuse_change(now, origin, error);
                 continue;
             }
             let proposed = match change.of_raft() {
@@ -228,9 +233,26 @@ impl Member {
                 }
             };
             if proposed.is_err() {
-                self.refuse_change(origin, Error::NoLeader);
+                self.refuse_change(now, origin, Error::NoLeader);
             }
         }
+    }
+
+    /// A leader that is to be removed has another voter lead first, who then carries the removal out: whoever asked
+    /// sends it there. So nobody is without a leader meanwhile. If no other takes over in time, this one removes itself,
+    /// and the others elect.
+    fn hands_over_first(&mut self, now: Duration) -> bool {
+        let removes_itself = self.changes.queued.front().is_some_and(|change| {
+            change.action == ChangeAction::Remove
+                && change.member_id == self.raft.id()
+                && self.check_change(change).is_ok()
+        });
+        if !removes_itself || std::mem::replace(&mut self.changes.handover_tried, true) {
+            return false;
+        }
+        let Some(target) = self.raft.best_transferee() else { return false };
+        self.begin_transfer(now, target);
+        true
     }
 
     fn check_change(&self, change: &MemberChange) -> Result<(), Error> {
@@ -241,7 +263,7 @@ impl Member {
         }
     }
 
-    fn refuse_change(&mut self, origin: ChangeOrigin, error: Error) {
+    fn refuse_change(&mut self, now: Duration, origin: ChangeOrigin, error: Error) {
         let ChangeOrigin { member_id, boot, sequence } = origin;
         // What a member says of itself is not waited for.
         if sequence == 0 {
@@ -249,8 +271,8 @@ impl Member {
         }
         if member_id != self.raft.id() {
             self.send_member_message(member_id, MemberMessage::Refused { boot, sequence, error });
-        } else if let Some(waiting) = self.changes.waiting.remove(&sequence) {
-            self.answer(waiting.ticket, Err(error));
+        } else {
+            self.change_refused(now, sequence, error);
         }
     }
 
@@ -303,10 +325,13 @@ impl Member {
         }
     }
 
-    /// Tells the shell once that this member was removed.
+    /// Tells the shell once that this member was removed. It will not hear what became of writes that are under way.
     fn announce_removal(&mut self) {
         if !self.changes.removal_told && self.members().is_removed(self.raft.id()) {
             self.changes.removal_told = true;
+            for write in self.outbox.expire(Duration::MAX) {
+                self.answer(write.ticket, Err(Error::Stopped));
+            }
             self.out.push_back(Outgoing { effect: Effect::Removed, published: None });
         }
     }
@@ -316,6 +341,7 @@ impl Member {
         if !leads {
             self.changes.queued.clear();
         }
+        self.changes.handover_tried = false;
         for waiting in self.changes.waiting.values_mut() {
             waiting.sent_to = 0;
             waiting.next_try = now;
@@ -383,7 +409,7 @@ impl Member {
         let origin = ChangeOrigin { member_id, boot: self.config.boot, sequence: 0 };
         let change = MemberChange { origin, member_id, action: ChangeAction::Publish(attributes) };
         if leader == member_id {
-            self.take_change(change);
+            self.take_change(now, change);
             self.propose_changes(now);
         } else {
             self.send_member_message(leader, MemberMessage::Change(change));

@@ -143,7 +143,7 @@ impl Member {
     }
 
     /// Whether the disk is full and what was set aside must be kept for deletes and compaction.
-    fn is_disk_full(&self) -> bool {
+    pub(super) fn is_disk_full(&self) -> bool {
         self.is_index_full() || (self.log.disk_full() && self.log.room_bytes() < self.config.log_reserve_bytes)
     }
 
