@@ -68,6 +68,10 @@ impl Cluster {
     }
 
     fn spawn(&self, n: usize, state: &str) -> Server {
+        self.launch(n, state).spawn()
+    }
+
+    fn launch(&self, n: usize, state: &str) -> Launch {
         let member = &self.members[n];
         let everyone: Vec<String> = self.members.iter().map(|m| format!("{}={}", m.name, m.peer_url())).collect();
         let mut command = Command::new(self.program.as_deref().unwrap_or(executable()));
@@ -88,7 +92,6 @@ impl Cluster {
             .arg(format!("--initial-advertise-peer-urls={}", member.peer_url()))
             .arg(format!("--initial-cluster={}", everyone.join(",")))
             .arg(format!("--initial-cluster-state={state}"))
-            .spawn()
     }
 
     /// What etcdctl says, asked of one member: whether it was content, and its words without what differs by itself.
@@ -239,6 +242,80 @@ fn etcdctl_sees_members_join_and_leave_as_with_a_real_etcd() {
     // Its data is of no use any more.
     let said = ours.spawn(3, "existing").said_at_end();
     assert!(said.contains("the member has been permanently removed from the cluster"), "{said}");
+}
+
+/// One of three is made the only one, and notes what is to be the same.
+fn play_forced(cluster: &mut Cluster) -> Vec<String> {
+    let mut notes = Vec::new();
+    let mut note = |what: &str, said: String| notes.push(format!("{what}\n{said}"));
+    for key in ["a", "b", "c"] {
+        cluster.until_content(1, &format!("put {key} value-of-{key}"));
+    }
+    note("get", cluster.ctl(0, "get --prefix a").1);
+    let ids = |cluster: &Cluster| {
+        let (_, said) = cluster.ctl_raw(0, "endpoint status --write-out=json");
+        let status: serde_json::Value = serde_json::from_str(&said).unwrap();
+        let header = &status[0]["Status"]["header"];
+        (header["cluster_id"].clone(), header["member_id"].clone())
+    };
+    let before = ids(cluster);
+    for member in &mut cluster.members {
+        member.server.take().unwrap().kill();
+    }
+    let mut forced = cluster.launch(0, "new").arg("--force-new-cluster").spawn();
+    forced.wait_for("ready to serve client requests");
+    note("list when forced", cluster.ctl(0, "member list").1);
+    note("status when forced", cluster.status());
+    note("health when forced", cluster.ctl(0, "endpoint health --cluster").1);
+    note("data is kept", ["a", "b", "c"].map(|key| cluster.ctl(0, &format!("get {key}")).1).concat());
+    note("it takes writes", cluster.ctl(0, "put d value-of-d").1);
+    note("the same ids", format!("{}", ids(cluster) == before));
+    forced.kill();
+    let mut again = cluster.spawn(0, "new");
+    again.wait_for("ready to serve client requests");
+    note("list without the flag", cluster.ctl(0, "member list").1);
+    note("data without the flag", ["a", "b", "c", "d"].map(|key| cluster.ctl(0, &format!("get {key}")).1).concat());
+    note("the same ids", format!("{}", ids(cluster) == before));
+    cluster.members.truncate(1);
+    cluster.members.push(Member::new(9));
+    note("add", cluster.until_content(0, "member add m9 --peer-urls=$PEER1"));
+    let mut joined = cluster.spawn(1, "existing");
+    joined.wait_for("ready to serve client requests");
+    note("list with one who joined", cluster.ctl(1, "member list").1);
+    note("data at who joined", cluster.ctl(1, "get d").1);
+    notes
+}
+
+#[test]
+fn one_of_three_is_made_the_only_member_as_with_a_real_etcd() {
+    let (Some(etcd), Some(etcdctl)) = (etcd_tool("etcd"), etcd_tool("etcdctl")) else {
+        return skip("tools/conformance is not built: there is no etcd to compare with");
+    };
+    let mut real = Cluster::start(Some(etcd), etcdctl.clone());
+    let expected = play_forced(&mut real);
+    drop(real);
+    let mut ours = Cluster::start(None, etcdctl);
+    let found = play_forced(&mut ours);
+    for (expected, found) in expected.iter().zip(&found) {
+        assert_eq!(found, expected);
+    }
+    assert_eq!(found.len(), expected.len());
+}
+
+#[test]
+fn who_was_left_out_when_a_member_was_made_the_only_one_is_told_so_and_ends() {
+    let Some(etcdctl) = etcd_tool("etcdctl") else {
+        return skip("tools/conformance is not built: there is no etcdctl");
+    };
+    let mut cluster = Cluster::start(None, etcdctl);
+    for member in &mut cluster.members {
+        member.server.take().unwrap().kill();
+    }
+    let mut forced = cluster.launch(0, "new").arg("--force-new-cluster").spawn();
+    forced.wait_for("ready to serve client requests");
+    let said = cluster.spawn(1, "new").said_at_end();
+    assert!(said.contains("the member has been permanently removed from the cluster"), "{said}");
+    assert!(cluster.ctl(0, "put k v").0, "{}", forced.output());
 }
 
 /// What a server said that ends by itself.

@@ -12,8 +12,12 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
+use common::client::{CallError, Client};
 use common::{Folder, Launch, Server, eventually, executable, free_port};
+use garboard_proto::etcdserverpb::{MemberRemoveRequest, MemberRemoveResponse};
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
@@ -144,4 +148,52 @@ fn https_without_a_certificate_is_refused_with_the_flags_that_are_missing() {
     let members = Members::new("https", &[]);
     let said = members.launch(0, "one").refused();
     assert!(said.contains("--peer-cert-file") && said.contains("--peer-auto-tls"), "{said}");
+}
+
+/// Writes as fast as answers come until it is over: when each came, or what came instead.
+fn write_until(over: &AtomicBool, address: &str) -> (Vec<Instant>, Vec<CallError>) {
+    let client = Client::tcp(address).unwrap();
+    let (mut answered, mut failed) = (Vec::new(), Vec::new());
+    while !over.load(Ordering::Relaxed) {
+        match client.put(format!("from/{address}"), "v") {
+            Ok(_) => answered.push(Instant::now()),
+            Err(error) => failed.push(error),
+        }
+    }
+    (answered, failed)
+}
+
+#[test]
+fn a_leader_that_is_removed_leaves_no_gap_of_an_election_and_fails_no_write() {
+    let members = Members::new("http", &[]);
+    let mut servers = members.start();
+    let address = |member: usize| format!("127.0.0.1:{}", members.client_ports[member]);
+    let leads = |member: &usize| {
+        let status = Client::tcp(&address(*member)).unwrap().status().unwrap();
+        status.header.unwrap().member_id == status.leader
+    };
+    let leader = eventually("a leader", || (0..3).find(leads));
+    let id = Client::tcp(&address(leader)).unwrap().status().unwrap().leader;
+    let others: Vec<usize> = (0..3).filter(|member| *member != leader).collect();
+    let over = AtomicBool::new(false);
+    let written = std::thread::scope(|scope| {
+        let writers: Vec<_> = others.iter().map(|other| scope.spawn(|| write_until(&over, &address(*other)))).collect();
+        let client = Client::tcp(&address(leader)).unwrap();
+        let removed: MemberRemoveResponse = eventually("its peers have been there for long enough", || {
+            client.call("etcdserverpb.Cluster/MemberRemove", &MemberRemoveRequest { id }).ok()
+        });
+        assert_eq!(removed.members.len(), 2, "{removed:?}");
+        assert!(removed.members.iter().all(|member| member.id != id));
+        assert!(servers[leader].wait().success(), "a member that was removed ends well");
+        std::thread::sleep(Duration::from_millis(200));
+        over.store(true, Ordering::Relaxed);
+        writers.into_iter().map(|writer| writer.join().unwrap()).collect::<Vec<_>>()
+    });
+    let mut answered: Vec<Instant> = written.iter().flat_map(|(answered, _)| answered).copied().collect();
+    answered.sort_unstable();
+    let gap = answered.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap();
+    println!("{} writes, at most {gap:?} between two", answered.len());
+    let failed: Vec<&CallError> = written.iter().flat_map(|(_, failed)| failed).collect();
+    assert!(failed.is_empty(), "{failed:?}");
+    assert!(gap < Duration::from_millis(900), "{gap:?} is an election");
 }

@@ -32,6 +32,8 @@ const PATIENCE: Duration = Duration::from_secs(8);
 const WATCH_PATIENCE: Duration = Duration::from_millis(1_500);
 /// Between two calls of a client.
 const PAUSE: Duration = Duration::from_millis(1);
+/// What [`log_only`] has a member log.
+const LOGGED_AT_ONCE: usize = 1 << 20;
 /// After a call that came to nothing.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_millis(20);
 
@@ -167,6 +169,26 @@ pub fn ask(client: &Client, asked: &Asked) -> Result<Answered, CallError> {
             Ok(Answered::Get { revision: response.header.unwrap().revision, found })
         }
     }
+}
+
+/// Has a member log as much as one request may hold, and change nothing: a transaction whose condition never holds. How many
+/// bytes that was, if it was done.
+pub fn log_only(scene: &Scene, member: usize) -> Option<usize> {
+    let key = Bytes::from_static(b"k/never");
+    let compare = Compare {
+        result: CompareResult::Equal.into(),
+        target: CompareTarget::Version.into(),
+        key: key.clone(),
+        target_union: Some(TargetUnion::Version(i64::MAX)),
+        ..Default::default()
+    };
+    let put = PutRequest { key, value: vec![0; LOGGED_AT_ONCE].into(), ..Default::default() };
+    let success = vec![RequestOp { request: Some(request_op::Request::RequestPut(Box::new(put))) }];
+    let request = TxnRequest { compare: vec![compare], success, failure: Vec::new() };
+    let client = scene.connect(member)?;
+    let response: TxnResponse = client.call_within(PATIENCE, "etcdserverpb.KV/Txn", &request).ok()?;
+    assert!(!response.succeeded, "a key has no such version");
+    Some(LOGGED_AT_ONCE)
 }
 
 /// Starts a watcher of everything from revision 2 on, which goes to another member whenever it hears nothing, and ends

@@ -1,10 +1,10 @@
-//! Three members in network namespaces, with clients on all of them, while members are killed, stopped where they stand and
-//! cut off; what the clients and watchers saw must be what one store could have shown, and nothing acknowledged is lost.
+//! Three members in network namespaces, with clients on all of them, while members are killed, stopped where they stand,
+//! cut off or vanish, and while the disk of one is full; what the clients and watchers saw must be what one store could have shown, and nothing acknowledged is lost.
 //!
 //! By default the rounds are few; the long form takes the environment's word, and `GARBOARD_SEED` chooses what happens:
 //!
 //! ```text
-//! GARBOARD_CLUSTER_ROUNDS=200 GARBOARD_EXECUTABLE=target/release/garboard \
+//! GARBOARD_CLUSTER_ROUNDS=200 GARBOARD_CLUSTER_CLIENTS=64 GARBOARD_EXECUTABLE=target/release/garboard \
 //!     cargo test --release -p garboard --test cluster -- --nocapture
 //! ```
 #![allow(
@@ -26,6 +26,7 @@ use std::time::{Duration, Instant};
 
 use clients::{END_KEY, Scene};
 use common::client::Client;
+use common::mount::Mount;
 use common::random::Random;
 use common::{Folder, Launch, Server, eventually, executable, skip};
 use history::{Answered, Asked, Change, Operation};
@@ -33,11 +34,17 @@ use namespaces::Network;
 use rustix::process::Signal;
 
 const MEMBERS: usize = 3;
-const CLIENTS: usize = 6;
+/// Clients, unless the environment asks for more.
+const CLIENTS: u64 = 6;
 /// Rounds, unless the environment asks for more.
 const ROUNDS: u64 = 8;
+/// The member with a small disk of its own, which gets full.
+const ON_SMALL_DISK: usize = 0;
+const SMALL_DISK_BYTES: u64 = 768 << 20;
 /// Calls that are answered between two things that happen, however slow the machine is.
 const ANSWERED_MIN: u64 = 20;
+/// What a member on a full disk is given to log: more than it may have prepared.
+const LOGGED_ON_FULL_DISK: usize = 48 << 20;
 const CLIENT_PORT: u16 = 2379;
 const PEER_PORT: u16 = 2380;
 
@@ -54,21 +61,29 @@ enum Happening {
     CutOneWay(usize, usize),
     /// Neither reaches it nor does it reach them, but clients do.
     CutOff(usize),
+    /// No packet leaves its host or comes to it, clients' included.
+    Vanished(usize),
+    /// The disk of the one member that has a small one is full, and then has space again.
+    FullDisk,
     /// Everything is killed and started again.
     AllKilled,
 }
 
 impl Happening {
-    fn choose(random: &mut Random, leader: Option<usize>) -> Happening {
+    /// What happens is drawn, but for two things that every run is to have.
+    fn choose(round: u64, random: &mut Random, leader: Option<usize>) -> Happening {
         let any = usize::try_from(random.below(MEMBERS as u64)).unwrap();
         let one = leader.filter(|_| random.percent(60)).unwrap_or(any);
         let other = (one + 1 + usize::try_from(random.below(MEMBERS as u64 - 1)).unwrap()) % MEMBERS;
         match random.below(100) {
+            _ if round % ROUNDS == 2 => Happening::Vanished(leader.unwrap_or(any)),
+            _ if round % ROUNDS == 5 => Happening::FullDisk,
             0..=34 => Happening::Killed(one),
             35..=54 => Happening::Paused(one),
             55..=62 => Happening::Stopped(one),
-            63..=80 => Happening::CutOneWay(one, other),
-            81..=95 => Happening::CutOff(one),
+            63..=74 => Happening::CutOneWay(one, other),
+            75..=82 => Happening::CutOff(one),
+            83..=95 => Happening::Vanished(one),
             _ => Happening::AllKilled,
         }
     }
@@ -79,19 +94,24 @@ struct Cluster {
     network: Arc<Network>,
     folder: Folder,
     servers: Vec<Option<Server>>,
+    /// Unmounted once its server has ended.
+    small_disk: Mount,
 }
 
 impl Cluster {
     fn start() -> Result<Cluster, String> {
+        let small_disk = Mount::new(SMALL_DISK_BYTES)?;
         let network = Arc::new(Network::new(MEMBERS + 1)?);
         let folder = Folder::new();
-        let mut cluster = Cluster { network, folder, servers: (0..MEMBERS).map(|_| None).collect() };
+        let servers = (0..MEMBERS).map(|_| None).collect();
+        let mut cluster = Cluster { network, folder, servers, small_disk };
         cluster.start_missing();
         Ok(cluster)
     }
 
     fn data(&self, member: usize) -> PathBuf {
-        self.folder.path().join(format!("m{member}"))
+        let name = format!("m{member}");
+        if member == ON_SMALL_DISK { self.small_disk.path(&name) } else { self.folder.path().join(name) }
     }
 
     fn address(&self, member: usize) -> String {
@@ -197,12 +217,17 @@ fn what_clients_of_all_members_see_is_one_store_whatever_happens_to_the_members(
         over: AtomicBool::new(false),
         abandoned: AtomicBool::new(false),
     });
-    let clients: Vec<_> = (0..CLIENTS).map(|name| clients::client(scene.clone(), name, random.fork())).collect();
+    let clients = usize::try_from(setting("GARBOARD_CLUSTER_CLIENTS", CLIENTS)).unwrap();
+    let clients: Vec<_> = (0..clients).map(|name| clients::client(scene.clone(), name, random.fork())).collect();
     let watchers: Vec<_> = (0..MEMBERS).map(|member| clients::watcher(scene.clone(), member)).collect();
     for round in 0..rounds {
-        let happening = Happening::choose(&mut random, cluster.leader());
+        let happening = Happening::choose(round, &mut random, cluster.leader());
         println!("round {round} at {:.1} s: {happening:?}", scene.started.elapsed().as_secs_f64());
-        happen(&mut cluster, happening, Duration::from_millis(100 + random.below(1_500)));
+        let lasting = Duration::from_millis(100 + random.below(1_500));
+        match happening {
+            Happening::FullDisk => fill_disk(&scene, &cluster),
+            other => happen(&mut cluster, other, lasting),
+        }
         cluster.heal();
         wait_for_answers(&scene, &cluster);
         cluster.check_alive();
@@ -269,10 +294,29 @@ fn happen(cluster: &mut Cluster, happening: Happening, lasting: Duration) {
                 cluster.network.cut(other + 1, member + 1);
             }
         }
+        Happening::Vanished(member) => cluster.network.vanish(member + 1),
+        Happening::FullDisk => unreachable!("it takes its own time"),
         Happening::AllKilled => (0..MEMBERS).for_each(|member| cluster.kill(member)),
     }
     // What happens lasts so long; nothing depends on how long.
     std::thread::sleep(lasting);
+}
+
+/// Fills one member's disk, writes until its log has used up all that it had prepared, and has clients be answered by the
+/// cluster meanwhile. Then there is space again.
+fn fill_disk(scene: &Scene, cluster: &Cluster) {
+    let filler = cluster.small_disk.fill();
+    let started = Instant::now();
+    let mut logged = 0;
+    while logged < LOGGED_ON_FULL_DISK {
+        // The member itself may wait for space before it answers anything.
+        let others = (0..MEMBERS).filter(|member| *member != ON_SMALL_DISK);
+        logged += others.filter_map(|member| clients::log_only(scene, member)).sum::<usize>();
+        assert!(started.elapsed() < common::patience(), "the others take no writes:\n{}", cluster.said());
+    }
+    wait_for_answers(scene, cluster);
+    println!("the disk is full and {} MiB were logged: {:.1} s", logged >> 20, started.elapsed().as_secs_f64());
+    std::fs::remove_file(filler).unwrap();
 }
 
 /// Waits until clients are answered again.

@@ -86,6 +86,15 @@ impl Network {
         self.nft(host, "add rule inet cut in meta l4proto udp drop").unwrap();
     }
 
+    /// From now on nothing arrives at a host, and nothing that it sends arrives anywhere, clients' packets included: as if
+    /// the host had vanished.
+    pub fn vanish(&self, host: usize) {
+        for other in (0..self.hosts).filter(|other| *other != host) {
+            self.cut(host, other);
+        }
+        self.nft(host, "add rule inet cut in iifname eth0 drop").unwrap();
+    }
+
     /// Ends all cuts.
     pub fn heal(&self) {
         for host in 0..self.hosts {
