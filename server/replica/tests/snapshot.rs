@@ -26,6 +26,8 @@ struct Cluster {
     rng: Rng,
     /// Members that nobody hears and that hear nobody.
     cut: Vec<usize>,
+    /// A member that nobody hears.
+    mute: Option<usize>,
     /// Of a hundred messages about snapshots, so many are lost.
     loss: u64,
     on_the_way: VecDeque<(usize, usize, PeerMessage)>,
@@ -56,6 +58,7 @@ impl Cluster {
             nodes: (1..=voters + learners).map(node).collect(),
             rng: Rng::new(seed),
             cut: Vec::new(),
+            mute: None,
             loss: 0,
             on_the_way: VecDeque::new(),
             chunks: 0,
@@ -113,7 +116,7 @@ impl Cluster {
         }
         for (from, to, message) in std::mem::take(&mut self.on_the_way) {
             let lost = matches!(message, PeerMessage::Transfer(_)) && self.rng.below(100) < self.loss;
-            if lost || self.cut.contains(&from) || self.cut.contains(&to) {
+            if lost || self.mute == Some(from) || self.cut.contains(&from) || self.cut.contains(&to) {
                 continue;
             }
             let (now, sender) = (self.nodes[to].clock(), u64::try_from(from).unwrap() + 1);
@@ -314,6 +317,31 @@ fn a_sender_that_is_filled_itself_gives_up_what_it_was_sending() {
     let found = history(node);
     assert!(expected.iter().all(|at| found.contains(at)), "{expected:?} of {found:?}, above {floor}");
     cluster.assert_equal();
+}
+
+#[test]
+fn a_member_that_has_everything_is_not_filled_because_its_leader_does_not_know_that() {
+    let mut cluster = Cluster::new(26, 3, 0);
+    cluster.run_until("there is a leader", |cluster| cluster.leader().is_some());
+    cluster.write_some(10);
+    cluster.assert_equal();
+    let leader = cluster.leader().unwrap();
+    let other = (leader + 1) % 3;
+    cluster.mute = Some(other);
+    cluster.write_some(100);
+    cluster.catch_up();
+    cluster.mute = None;
+    let id = u64::try_from(other).unwrap() + 1;
+    let node = &mut cluster.nodes[leader];
+    let now = node.clock();
+    node.member.handle_peer_down(now, id);
+    node.member.handle_peer_up(now, id);
+    node.drain();
+    cluster.run_for(Duration::from_secs(3));
+    assert_eq!(cluster.leader(), Some(leader));
+    cluster.write_some(30);
+    cluster.assert_equal();
+    assert_eq!((cluster.chunks, cluster.nodes[other].restored.len()), (0, 0));
 }
 
 #[test]

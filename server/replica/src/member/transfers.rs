@@ -112,6 +112,9 @@ impl Member {
         if (takes || is_known) && self.receiver.handle_offer(now, from, offer) {
             self.machine.index_mut().begin_import();
         }
+        if is_member && membership.is_sound() {
+            self.raft.decline(from, index, term, membership);
+        }
         self.tell(from, self.receiver.answer_offer(now, from, id));
     }
 

@@ -390,18 +390,39 @@ impl RaftDriver {
     /// needs it. [`Step::restored`] tells of it. False while no leader is known in whose name that could be done.
     pub fn restore(&mut self, index: u64, term: u64, membership: &Membership) -> bool {
         assert!(self.needs_snapshot(index, term), "the caller has asked");
-        let mut message = Message::default();
-        message.set_msg_type(MessageType::MsgSnapshot);
         // What is applied anywhere is committed for ever: a later leader's log holds it, too, and it is that one that must
         // hear how far this member is.
-        (message.from, message.to, message.term) = (self.node.raft.leader_id, self.id(), self.term());
+        let message = self.snapshot_message(index, term, membership);
         if message.from == 0 || term > message.term {
             return false;
         }
+        self.node.step(message).is_ok() && self.node.snap().is_some()
+    }
+
+    /// The leader offers a snapshot that this member does not need: it does not know how far this member's log is, and no
+    /// entry that it still has would make it find out. It is told as raft-rs tells who sends a snapshot in vain.
+    pub fn decline(&mut self, leader: u64, index: u64, term: u64, membership: &Membership) {
+        let raft = &self.node.raft;
+        let follows = raft.state == StateRole::Follower && raft.leader_id == leader && leader != 0;
+        if !follows || self.needs_snapshot(index, term) {
+            return;
+        }
+        let pending = |node: &RawNode<LogStore>| node.snap().map(|snap| snap.get_metadata().index);
+        let before = pending(&self.node);
+        let message = self.snapshot_message(index, term, membership);
+        let _ = self.node.step(message);
+        assert_eq!(pending(&self.node), before, "what is not needed is not taken");
+    }
+
+    /// A snapshot as its leader would send it.
+    fn snapshot_message(&self, index: u64, term: u64, membership: &Membership) -> Message {
+        let mut message = Message::default();
+        message.set_msg_type(MessageType::MsgSnapshot);
+        (message.from, message.to, message.term) = (self.node.raft.leader_id, self.id(), self.term());
         let metadata = message.mut_snapshot().mut_metadata();
         (metadata.index, metadata.term) = (index, term);
         *metadata.mut_conf_state() = membership.to_conf_state();
-        self.node.step(message).is_ok() && self.node.snap().is_some()
+        message
     }
 
     /// What became of a snapshot that raft-rs wanted to be sent.
