@@ -3,6 +3,7 @@
 use crate::endpoint::Endpoint;
 use crate::error::BenchError;
 use crate::limits;
+use crate::proto::cluster_client::ClusterClient;
 use crate::proto::diagnostics::diagnostics_client::DiagnosticsClient;
 use crate::proto::health::health_client::HealthClient;
 use crate::proto::kv_client::KvClient;
@@ -86,6 +87,11 @@ impl Connection {
     /// A client of the Maintenance service on this connection.
     pub fn maintenance(&self) -> MaintenanceClient<Self> {
         MaintenanceClient::with_origin(self.clone(), self.origin.clone())
+    }
+
+    /// A client of the Cluster service on this connection.
+    pub fn cluster(&self) -> ClusterClient<Self> {
+        ClusterClient::with_origin(self.clone(), self.origin.clone())
     }
 
     /// A client of Garboard's own service on this connection.

@@ -57,7 +57,7 @@ pub use error::BenchError;
 pub use floor::{FloorReport, FloorRound, TargetFloor, measure as measure_floor};
 pub use gap::{Gap, GapPlan, measure_gap};
 pub use measure::{Progress, measure, measure_all, read_once};
-pub use member::{MemberStatus, member_status, move_leader};
+pub use member::{MemberStatus, add_learner, member_status, move_leader};
 pub use plan::{DiskPlan, Disturbance, Operation, Plan, Target, Task, Watchers};
 pub use process::{anonymous_bytes, file_bytes, parse_stat_ticks, process_cpu, processes_cpu, written_bytes};
 pub use report::{DisturbedResult, Report, Setup, TargetResult};

@@ -4,7 +4,7 @@ use crate::client::Connection;
 use crate::endpoint::Endpoint;
 use crate::error::BenchError;
 use crate::measure::block_on;
-use crate::proto::{MoveLeaderRequest, StatusRequest};
+use crate::proto::{MemberAddRequest, MoveLeaderRequest, StatusRequest};
 use std::future::Future;
 use std::time::Duration;
 
@@ -58,6 +58,16 @@ pub fn member_status(endpoint: &Endpoint) -> Result<MemberStatus, BenchError> {
 pub fn move_leader(endpoint: &Endpoint, target_id: u64) -> Result<(), BenchError> {
     let request = MoveLeaderRequest { target_id };
     call(endpoint, "MoveLeader", |connection| async move { connection.maintenance().move_leader(request).await })?;
+    Ok(())
+}
+
+/// Adds a learner that others reach at a peer URL.
+///
+/// # Errors
+/// When no member can be reached, refuses, or does not answer within 5 s.
+pub fn add_learner(endpoint: &Endpoint, peer_url: &str) -> Result<(), BenchError> {
+    let request = MemberAddRequest { peer_urls: vec![peer_url.to_owned()], is_learner: true };
+    call(endpoint, "MemberAdd", |connection| async move { connection.cluster().member_add(request).await })?;
     Ok(())
 }
 

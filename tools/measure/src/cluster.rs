@@ -1,10 +1,13 @@
 //! The rows of a cluster of three members on one machine.
 
+use crate::network::{Host, Network};
 use crate::rows::Line;
 use crate::servers::{Kind, Launch, Server};
-use crate::steps::{Pair, figure, kinds, ratio, show};
+use crate::steps::{figure, kinds, milliseconds, ratio, run, show};
 use crate::{Failure, Setting, program};
-use garboard_bench::{Endpoint, Gap, GapPlan, MemberStatus, Metric, Report, measure_gap, member_status, move_leader};
+use garboard_bench::{
+    Endpoint, Gap, GapPlan, MemberStatus, Metric, Report, add_learner, measure_gap, member_status, move_leader,
+};
 use std::time::{Duration, Instant};
 
 const MEMBERS: usize = 3;
@@ -20,9 +23,9 @@ struct Cluster {
 }
 
 impl Cluster {
-    fn start(setting: &Setting, row: &str, kind: Kind) -> Result<Self, Failure> {
+    fn start(setting: &Setting, row: &str, kind: Kind, hosts: &[Option<Host>]) -> Result<Self, Failure> {
         let program = program(setting, kind).ok_or_else(|| Failure::new(format!("no {}", kind.name())))?;
-        let launches = Launch::cluster(kind, program, &setting.folder(row)?, MEMBERS)?;
+        let launches = Launch::cluster(kind, program, &setting.folder(row)?, hosts)?;
         // They answer only once there are enough of them.
         let servers = launches.iter().map(Launch::start).collect::<Result<Vec<_>, _>>()?;
         let mut cluster = Self { launches, servers: servers.into_iter().map(Some).collect() };
@@ -76,7 +79,13 @@ impl Cluster {
 
 /// Both kinds of cluster that are to be measured.
 fn clusters(setting: &Setting, row: &str) -> Result<Vec<Cluster>, Failure> {
-    kinds(setting).map(|kind| Cluster::start(setting, row, kind)).collect()
+    kinds(setting).map(|kind| Cluster::start(setting, row, kind, &[const { None }; MEMBERS])).collect()
+}
+
+/// The same with each member on a host of its own.
+fn clusters_on_hosts(setting: &Setting, row: &str, network: &Network) -> Result<Vec<Cluster>, Failure> {
+    let hosts: Vec<_> = network.members().iter().cloned().map(Some).collect();
+    kinds(setting).zip(hosts.chunks(MEMBERS)).map(|(kind, hosts)| Cluster::start(setting, row, kind, hosts)).collect()
 }
 
 /// A load on both clusters by turns: `at` chooses the endpoints of each.
@@ -90,7 +99,7 @@ fn load(
     for (cluster, (endpoint, pid)) in clusters.iter_mut().zip([("--endpoints", "--pid"), ("--vs", "--vs-pid")]) {
         options.push_str(&format!(" {endpoint} {} {pid} {}", at(cluster)?, cluster.pids()));
     }
-    Pair::run(setting, &format!("{line}{options} --rounds {}", setting.rounds()))
+    run(setting, &format!("{line}{options} --rounds {}", setting.rounds()))
 }
 
 /// Latency of one client, through the leader and through a follower.
@@ -144,8 +153,10 @@ pub fn throughput(setting: &Setting) -> Result<Vec<Line>, Failure> {
 pub enum Loss {
     /// Its process is killed.
     Killed,
-    /// Its process no longer runs, and nothing says so: to the others it looks as if its host had vanished.
+    /// Its process no longer runs, and nothing says so.
     Paused,
+    /// Its host is off the network.
+    Vanished,
     /// It is asked to stop.
     Stopped,
     /// It is asked to hand over.
@@ -157,22 +168,22 @@ pub fn failover(setting: &Setting, loss: Loss) -> Result<Vec<Line>, Failure> {
     let (row, what, p50_max_ms, max_ms) = match loss {
         Loss::Killed => ("cluster-kill", "the leader is killed −9", 250.0, Some(2_000.0)),
         Loss::Paused => ("cluster-pause", "the leader falls silent", 1_200.0, Some(2_000.0)),
+        Loss::Vanished => ("cluster-vanish", "the leader's packets are dropped", 1_200.0, Some(2_000.0)),
         Loss::Stopped => ("cluster-stop", "the leader gets SIGTERM", 7.0, None),
         Loss::Moved => ("cluster-move", "MoveLeader", 7.0, None),
     };
     let trials = setting.scaled(100);
-    let mut clusters = clusters(setting, row)?;
-    let mut gaps: Vec<Vec<Gap>> = clusters.iter().map(|_| Vec::new()).collect();
-    for trial in 0..trials {
-        for (cluster, gaps) in clusters.iter_mut().zip(&mut gaps) {
-            let gap = lose(cluster, loss)?;
-            setting.keep(&format!("{row}, trial {trial}: {gap:?}\n"));
-            gaps.push(gap);
-        }
-        if trial % 10 == 9 {
-            eprintln!("{row}: {} of {trials} trials", trial + 1);
-        }
-    }
+    let gaps = if loss == Loss::Vanished {
+        let network = Network::new(u8::try_from(kinds(setting).count() * MEMBERS).expect("a handful"))?;
+        // A thread of its own: it never comes back from the load's host.
+        let run = || {
+            network.enter()?;
+            lose_often(setting, row, &mut clusters_on_hosts(setting, row, &network)?, loss, trials)
+        };
+        std::thread::scope(|scope| scope.spawn(run).join().expect("a failure is no panic"))?
+    } else {
+        lose_often(setting, row, &mut clusters(setting, row)?, loss, trials)?
+    };
     let figures = |server: usize| {
         let mut ms: Vec<f64> = gaps.get(server)?.iter().map(|gap| gap.longest.as_secs_f64() * 1e3).collect();
         ms.sort_unstable_by(f64::total_cmp);
@@ -199,6 +210,28 @@ pub fn failover(setting: &Setting, loss: Loss) -> Result<Vec<Line>, Failure> {
     Ok(lines)
 }
 
+/// The gaps of so many trials on each cluster by turns.
+fn lose_often(
+    setting: &Setting,
+    row: &str,
+    clusters: &mut [Cluster],
+    loss: Loss,
+    trials: u64,
+) -> Result<Vec<Vec<Gap>>, Failure> {
+    let mut gaps: Vec<Vec<Gap>> = clusters.iter().map(|_| Vec::new()).collect();
+    for trial in 0..trials {
+        for (cluster, gaps) in clusters.iter_mut().zip(&mut gaps) {
+            let gap = lose(cluster, loss)?;
+            setting.keep(&format!("{row}, trial {trial}: {gap:?}\n"));
+            gaps.push(gap);
+        }
+        if trial % 10 == 9 {
+            eprintln!("{row}: {} of {trials} trials", trial + 1);
+        }
+    }
+    Ok(gaps)
+}
+
 fn lose(cluster: &mut Cluster, loss: Loss) -> Result<Gap, Failure> {
     let leader = cluster.wait()?;
     let plan = GapPlan {
@@ -207,7 +240,7 @@ fn lose(cluster: &mut Cluster, loss: Loss) -> Result<Gap, Failure> {
         timeout: Duration::from_secs(5),
         before: Duration::from_millis(400),
         after: match loss {
-            Loss::Killed | Loss::Paused => Duration::from_millis(2_600),
+            Loss::Killed | Loss::Paused | Loss::Vanished => Duration::from_millis(2_600),
             Loss::Stopped | Loss::Moved => Duration::from_millis(600),
         },
     };
@@ -221,15 +254,23 @@ fn lose(cluster: &mut Cluster, loss: Loss) -> Result<Gap, Failure> {
             let server = cluster.servers[leader].take().ok_or_else(down)?;
             measure_gap(&plan, move || drop(server.stop()))?
         }
-        Loss::Paused => {
+        Loss::Paused | Loss::Vanished => {
             let server = cluster.servers[leader].take().ok_or_else(down)?;
+            let silence = move |server: &Server, silent: bool| {
+                if loss == Loss::Vanished {
+                    return server.set_reachable(!silent);
+                }
+                server.pause(silent);
+                Ok(())
+            };
             let (send, receive) = std::sync::mpsc::channel();
             let gap = measure_gap(&plan, move || {
-                server.pause(true);
-                let _ = send.send(server);
+                let silenced = silence(&server, true);
+                let _ = send.send((server, silenced));
             })?;
-            let server = receive.recv().map_err(|_| down())?;
-            server.pause(false);
+            let (server, silenced) = receive.recv().map_err(|_| down())?;
+            silenced?;
+            silence(&server, false)?;
             cluster.servers[leader] = Some(server);
             gap
         }
@@ -247,4 +288,96 @@ fn lose(cluster: &mut Cluster, loss: Loss) -> Result<Gap, Failure> {
         cluster.servers[leader] = Some(cluster.launches[leader].start()?);
     }
     Ok(gap)
+}
+
+/// What a load sees of a learner that is filled with a snapshot.
+struct Filling {
+    /// Of each round, in microseconds.
+    quiet_p99_us: Vec<f64>,
+    filling_p99_us: Vec<f64>,
+    /// From the start of the learner's process until it had applied what the leader had then.
+    took: Duration,
+    elections: u64,
+}
+
+impl Filling {
+    fn ratio(&self) -> Option<f64> {
+        Some(middle(&self.filling_p99_us)? / middle(&self.quiet_p99_us)?)
+    }
+
+    fn show(&self) -> String {
+        let [quiet, filling] = [&self.quiet_p99_us, &self.filling_p99_us].map(|p99| milliseconds(middle(p99)));
+        format!(
+            "{} ({quiet} → {filling}, {} rounds in {:.0} s; {} elections)",
+            show(self.ratio(), 2, " ×"),
+            self.filling_p99_us.len(),
+            self.took.as_secs_f64(),
+            self.elections
+        )
+    }
+}
+
+fn middle(values: &[f64]) -> Option<f64> {
+    let mut values = values.to_vec();
+    values.sort_unstable_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
+}
+
+/// Latency of clients while a new learner is filled with a snapshot of 2 GB.
+pub fn snapshot(setting: &Setting) -> Result<Vec<Line>, Failure> {
+    let fillings: Vec<_> = kinds(setting).map(|kind| snapshot_of(setting, kind)).collect::<Result<_, _>>()?;
+    let shown = |server: usize| fillings.get(server).map_or_else(|| "–".to_owned(), Filling::show);
+    let met = fillings[0].ratio().map(|ratio| ratio <= 2.0 && fillings[0].elections == 0);
+    let what = format!("put p99, {SNAPSHOT_RATE}/s, while a learner is filled with {} MB", setting.scaled(2_000));
+    Ok(vec![Line::new(&what, "≤ 2 × without; no election", shown(0), shown(1), met)])
+}
+
+/// Puts per second beside the snapshot.
+const SNAPSHOT_RATE: u64 = 1_000;
+
+fn snapshot_of(setting: &Setting, kind: Kind) -> Result<Filling, Failure> {
+    const ROW: &str = "cluster-snapshot";
+    /// Seconds of a round.
+    const ROUND: u64 = 5;
+    const FILLED_MAX: Duration = Duration::from_secs(600);
+    let mut cluster = Cluster::start(setting, ROW, kind, &[const { None }; MEMBERS])?;
+    let keys = setting.scaled(2_000_000_000 / 4_096);
+    let endpoints = cluster.all();
+    // A count of all keys puts each of them once before.
+    run(
+        setting,
+        &format!(
+            "count --clients 64 --conns 8 --key-space {keys} --value-size 4096 --total 1 --warmup 0 --endpoints {endpoints}"
+        ),
+    )?;
+    let load = format!(
+        "put --clients 64 --conns 9 --rate {SNAPSHOT_RATE} --total {} --key-space 1000 --key-prefix beside/ \
+         --endpoints {endpoints}",
+        SNAPSHOT_RATE * ROUND
+    );
+    let p99 = || figure(&run(setting, &load)?, 0, Metric::LatencyP99Us).ok_or_else(|| Failure::new("no p99".into()));
+    let quiet_p99_us = (0..setting.rounds()).map(|_| p99()).collect::<Result<Vec<_>, _>>()?;
+
+    let leader = cluster.wait()?;
+    let before = cluster.statuses()[leader].ok_or_else(|| Failure::new("the leader does not answer".into()))?;
+    let learner = Launch::joining(&cluster.launches, &setting.folder(ROW)?)?;
+    add_learner(&Endpoint::parse(&cluster.launches[leader].endpoint())?, &learner.peer_url())?;
+    let (begin, server) = (Instant::now(), learner.start()?);
+    let endpoint = Endpoint::parse(server.endpoint())?;
+    let filled = std::thread::spawn(move || {
+        while begin.elapsed() < FILLED_MAX {
+            if member_status(&endpoint).is_ok_and(|own| own.raft_applied_index >= before.raft_applied_index) {
+                return Some(begin.elapsed());
+            }
+            std::thread::sleep(LOOK_INTERVAL * 10);
+        }
+        None
+    });
+    let mut filling_p99_us = Vec::new();
+    while !filled.is_finished() {
+        filling_p99_us.push(p99()?);
+    }
+    let took = filled.join().ok().flatten().ok_or_else(|| Failure::new("the learner was not filled".into()))?;
+    let after = cluster.statuses()[leader].ok_or_else(|| Failure::new("the leader does not answer".into()))?;
+    Ok(Filling { quiet_p99_us, filling_p99_us, took, elections: after.raft_term - before.raft_term })
 }

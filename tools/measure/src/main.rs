@@ -11,6 +11,7 @@
 
 mod cluster;
 mod memory;
+mod network;
 mod rows;
 mod servers;
 mod steps;

@@ -3,7 +3,7 @@
 use crate::cluster::{self, Loss};
 use crate::memory::Group;
 use crate::servers::{Kind, Server};
-use crate::steps::{Pair, figure, kinds, largest, launch, load_one, plan_one, ratio, run_all, show};
+use crate::steps::{Pair, figure, kinds, largest, launch, load_one, milliseconds, plan_one, ratio, run_all, show};
 use crate::volume::Volume;
 use crate::{Failure, Setting};
 use garboard_bench::{Metric, Report, Task, anonymous_bytes, file_bytes, measure, measure_floor, written_bytes};
@@ -79,6 +79,11 @@ pub const ROWS: &[Row] = &[
         measure: |setting| cluster::failover(setting, Loss::Paused),
     },
     Row {
+        name: "cluster-vanish",
+        what: "three members: gap between writes, leader's host off the network",
+        measure: |setting| cluster::failover(setting, Loss::Vanished),
+    },
+    Row {
         name: "cluster-stop",
         what: "three members: gap between writes, leader stopped by SIGTERM",
         measure: |setting| cluster::failover(setting, Loss::Stopped),
@@ -87,6 +92,11 @@ pub const ROWS: &[Row] = &[
         name: "cluster-move",
         what: "three members: gap between writes, leader moved",
         measure: |setting| cluster::failover(setting, Loss::Moved),
+    },
+    Row {
+        name: "cluster-snapshot",
+        what: "three members: put p99 while a learner is filled with 2 GB",
+        measure: cluster::snapshot,
     },
 ];
 
@@ -154,11 +164,6 @@ fn floor(setting: &Setting) -> Result<Vec<Line>, Failure> {
     );
     let met = first.median.ratio <= 1.25;
     Ok(vec![Line::new("put p50, 1 client, by disk write + no-op call", "≤ 1.25 ×", garboard, etcd, Some(met))])
-}
-
-/// Milliseconds of a figure in microseconds.
-fn milliseconds(us: Option<f64>) -> String {
-    show(us.map(|us| us / 1e3), 2, " ms")
 }
 
 fn at_most(value: Option<f64>, bound: f64) -> Option<bool> {

@@ -1,6 +1,7 @@
 //! Servers of this run, each in a directory of its own, ended by their own process ids whatever ends the run.
 
 use crate::Failure;
+use crate::network::Host;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::net::TcpListener;
@@ -21,9 +22,11 @@ struct Undo {
     pids: Vec<u32>,
     mounts: Vec<PathBuf>,
     folders: Vec<PathBuf>,
+    namespaces: Vec<String>,
 }
 
-static UNDO: Mutex<Undo> = Mutex::new(Undo { pids: Vec::new(), mounts: Vec::new(), folders: Vec::new() });
+static UNDO: Mutex<Undo> =
+    Mutex::new(Undo { pids: Vec::new(), mounts: Vec::new(), folders: Vec::new(), namespaces: Vec::new() });
 
 fn undo() -> std::sync::MutexGuard<'static, Undo> {
     UNDO.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
@@ -43,7 +46,7 @@ pub fn end_on_signals() -> Result<(), Failure> {
 
 /// Ends what is left of this run's servers, and removes what they wrote.
 pub fn clean_up() {
-    let Undo { pids, mounts, folders } = std::mem::take(&mut *undo());
+    let Undo { pids, mounts, folders, namespaces } = std::mem::take(&mut *undo());
     for pid in pids {
         signal(pid, Signal::KILL);
     }
@@ -53,11 +56,19 @@ pub fn clean_up() {
     for folder in folders {
         let _ = fs::remove_dir_all(folder);
     }
+    for name in namespaces {
+        let _ = Command::new("ip").args(["netns", "del", &name]).status();
+    }
 }
 
 /// Has a folder removed at the end.
 pub fn remove_at_end(folder: &Path) {
     undo().folders.push(folder.to_owned());
+}
+
+/// Has a network namespace removed at the end.
+pub fn remove_namespace_at_end(name: &str) {
+    undo().namespaces.push(name.to_owned());
 }
 
 /// Has a file system unmounted at the end, unless that is done before.
@@ -112,41 +123,79 @@ pub struct Launch {
     ports: (u16, u16),
     /// What `--initial-cluster` says.
     initial_cluster: String,
+    /// Whether that cluster is there already.
+    joins: bool,
+    /// A host of its own; else it is on this one.
+    host: Option<Host>,
 }
 
 impl Launch {
     /// A server with its data below `folder`.
     pub fn new(kind: Kind, program: &Path, folder: &Path) -> Result<Self, Failure> {
-        let mut cluster = Self::cluster(kind, program, folder, 1)?;
+        let mut cluster = Self::cluster(kind, program, folder, &[None])?;
         Ok(cluster.pop().expect("as many as were asked for"))
     }
 
-    /// The members of a cluster with their data below `folder`.
-    pub fn cluster(kind: Kind, program: &Path, folder: &Path, members: usize) -> Result<Vec<Self>, Failure> {
-        let ports = free_ports(2 * members)?;
-        let ports: Vec<_> = ports.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect();
-        let peers = ports.iter().enumerate().map(|(at, (_, peer))| format!("m{at}=http://127.0.0.1:{peer}"));
-        let initial_cluster = peers.collect::<Vec<_>>().join(",");
-        let member = |(at, ports)| {
+    /// The members of a cluster with their data below `folder`, each on its host.
+    pub fn cluster(kind: Kind, program: &Path, folder: &Path, hosts: &[Option<Host>]) -> Result<Vec<Self>, Failure> {
+        let ports = free_ports(2 * hosts.len())?;
+        let member = |(at, (host, ports)): (usize, (&Option<Host>, &[u16]))| {
             let name = format!("m{at}");
-            let data_dir = folder.join(format!("{}-{name}", kind.name()));
-            let initial_cluster = initial_cluster.clone();
-            Self { kind, program: program.to_owned(), data_dir, cgroup: None, name, ports, initial_cluster }
+            Self {
+                kind,
+                program: program.to_owned(),
+                data_dir: folder.join(format!("{}-{name}", kind.name())),
+                cgroup: None,
+                name,
+                ports: (ports[0], ports[1]),
+                initial_cluster: String::new(),
+                joins: false,
+                host: host.clone(),
+            }
         };
-        Ok(ports.into_iter().enumerate().map(member).collect())
+        let mut cluster: Vec<_> = hosts.iter().zip(ports.chunks_exact(2)).enumerate().map(member).collect();
+        let initial_cluster = cluster.iter().map(Self::initial).collect::<Vec<_>>().join(",");
+        cluster.iter_mut().for_each(|member| member.initial_cluster.clone_from(&initial_cluster));
+        Ok(cluster)
+    }
+
+    /// One more member of a cluster that is there already.
+    pub fn joining(cluster: &[Self], folder: &Path) -> Result<Self, Failure> {
+        let first = &cluster[0];
+        let mut member = Self::new(first.kind, &first.program, folder)?;
+        member.name = format!("m{}", cluster.len());
+        member.data_dir = folder.join(format!("{}-{}", first.kind.name(), member.name));
+        member.initial_cluster = format!("{},{}", first.initial_cluster, member.initial());
+        member.joins = true;
+        Ok(member)
+    }
+
+    /// What `--initial-cluster` says of it.
+    fn initial(&self) -> String {
+        format!("{}={}", self.name, self.peer_url())
+    }
+
+    fn address(&self) -> &str {
+        self.host.as_ref().map_or("127.0.0.1", |host| &host.address)
     }
 
     /// HOST:PORT of its clients.
     pub fn endpoint(&self) -> String {
-        format!("127.0.0.1:{}", self.ports.0)
+        format!("{}:{}", self.address(), self.ports.0)
+    }
+
+    /// The URL at which other members reach it.
+    pub fn peer_url(&self) -> String {
+        format!("http://{}:{}", self.address(), self.ports.1)
     }
 
     /// Starts it. It may not serve yet.
     pub fn start(&self) -> Result<Server, Failure> {
-        let (client, peer) = (format!("http://{}", self.endpoint()), format!("http://127.0.0.1:{}", self.ports.1));
-        let mut command = match &self.cgroup {
-            None => Command::new(&self.program),
-            Some(group) => {
+        let (client, peer) = (format!("http://{}", self.endpoint()), self.peer_url());
+        let mut command = match (&self.cgroup, &self.host) {
+            (None, None) => Command::new(&self.program),
+            (None, Some(host)) => host.command(&self.program),
+            (Some(group), _) => {
                 // The shell joins the group and becomes the server.
                 let mut shell = Command::new("sh");
                 shell
@@ -166,6 +215,7 @@ impl Launch {
             .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
             .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
             .args(["--initial-cluster", &self.initial_cluster])
+            .args(["--initial-cluster-state", if self.joins { "existing" } else { "new" }])
             .arg("--data-dir")
             .arg(&self.data_dir)
             .stdin(Stdio::null())
@@ -174,7 +224,8 @@ impl Launch {
             .spawn()
             .map_err(|error| Failure::new(format!("starting {}: {error}", self.program.display())))?;
         undo().pids.push(child.id());
-        Ok(Server { child, endpoint: self.endpoint(), kind: self.kind, log: self.data_dir.with_extension("log") })
+        let log = self.data_dir.with_extension("log");
+        Ok(Server { child, endpoint: self.endpoint(), kind: self.kind, log, host: self.host.clone() })
     }
 
     /// Starts it and waits until it answers a linearizable read.
@@ -193,6 +244,7 @@ pub struct Server {
     /// Which.
     pub kind: Kind,
     log: PathBuf,
+    host: Option<Host>,
 }
 
 impl Server {
@@ -226,6 +278,12 @@ impl Server {
     /// Stops its process where it stands, or lets it go on.
     pub fn pause(&self, paused: bool) {
         signal(self.pid(), if paused { Signal::STOP } else { Signal::CONT });
+    }
+
+    /// Takes its host off the network, or puts it there again.
+    pub fn set_reachable(&self, reachable: bool) -> Result<(), Failure> {
+        let host = self.host.as_ref().ok_or_else(|| Failure::new("it has no host of its own".to_owned()))?;
+        host.set_reachable(reachable)
     }
 
     /// Kills it at once and waits until it is gone.

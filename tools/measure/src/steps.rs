@@ -24,11 +24,6 @@ pub fn launch(setting: &Setting, kind: Kind, folder: &Path) -> Result<Launch, Fa
 }
 
 impl Pair {
-    /// Runs a load that names its servers itself.
-    pub fn run(setting: &Setting, line: &str) -> Result<Report, Failure> {
-        run(setting, line)
-    }
-
     /// Starts them.
     pub fn start(setting: &Setting, row: &str) -> Result<Self, Failure> {
         let folder = setting.folder(row)?;
@@ -71,7 +66,13 @@ pub fn plan_one(server: &Server, line: &str) -> Result<Plan, Failure> {
     plan(&format!("{line} --endpoints {} --pid {}", server.endpoint(), server.pid()))
 }
 
-fn run(setting: &Setting, line: &str) -> Result<Report, Failure> {
+/// Milliseconds of a figure in microseconds.
+pub fn milliseconds(us: Option<f64>) -> String {
+    show(us.map(|us| us / 1e3), 2, " ms")
+}
+
+/// Runs a load that names its servers itself.
+pub fn run(setting: &Setting, line: &str) -> Result<Report, Failure> {
     let report = measure(&plan(line)?, &mut |text| eprintln!("{text}"))?;
     setting.keep(&format!("\n$ garboard bench {line}\n{}", report.to_text()));
     Ok(report)
