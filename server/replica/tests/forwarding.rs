@@ -473,7 +473,7 @@ fn leases_are_renewed_through_any_member_and_never_expire_early_after_a_change_o
 
 #[test]
 fn a_day_of_jitter_and_loss_brings_no_election() {
-    // A simulated hour in every test run; the whole day by hand.
+    // A simulated minute in every test run; the whole day by hand: HOURS=24.
     let hours = std::env::var("HOURS").map_or(0, |hours| hours.parse().unwrap());
     let mut cluster = Cluster::new(1_000, 3);
     let leader = cluster.elect();
