@@ -48,7 +48,7 @@ use crate::members::{Members, MembersError};
 use crate::outbox::Outbox;
 use crate::peer::{PeerMessage, What};
 use crate::raft::{RaftDriver, Role, Step};
-use crate::transfer::{Receiver, Sender};
+use crate::transfer::{Fill, Receiver, Sender};
 use applying::Applying;
 use forwarding::{Forwarding, Refusee};
 use leadership::Leadership;
@@ -80,8 +80,13 @@ pub enum Effect {
     Members(Arc<Members>),
     /// This member was removed: it stops, once answers and messages had their time to leave.
     Removed,
-    /// Tell the watch hub of every core that the state was replaced by one at this revision, without events.
-    Restored(i64),
+    /// The state was replaced: tell the watch hub of every core, and the operator.
+    Restored {
+        /// The revision of the new state. No events lead there.
+        revision: i64,
+        /// Where it came from.
+        fill: Fill,
+    },
     /// Tell the operator.
     Notice(Notice),
 }
@@ -509,6 +514,13 @@ impl Member {
         let mut committed = self.proposals.iter().take_while(|proposal| proposal.committed.is_some());
         self.messages.iter().any(|(_, message)| !tells_commit_only(message))
             || (self.has_messages() && committed.any(|proposal| proposal.is_forwarded))
+    }
+
+    /// A message that was to go to a member had no room, or no link to go on: what it said of the log is said again.
+    pub fn handle_unsent(&mut self, to: u64, message: &PeerMessage) {
+        if matches!(message, PeerMessage::Raft(message) if message.get_msg_type() == MessageType::MsgAppend) {
+            self.raft.report_unreachable(to);
+        }
     }
 
     /// A message of the member `from`, by whom the link has authenticated. Raft's are checked before they get further.

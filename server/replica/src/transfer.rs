@@ -13,5 +13,6 @@ mod receiver;
 mod sender;
 
 pub use message::{Chunk, Offer, Progress, State, TransferError, TransferMessage};
+pub use receiver::Fill;
 pub(crate) use receiver::{Receiver, Stage};
 pub(crate) use sender::{Outcome, Output, Sender};

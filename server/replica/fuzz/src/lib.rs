@@ -15,5 +15,8 @@ pub const MEMBERSHIP: Target = Target::new("membership", fuzz::membership, |len|
 /// What members say to each other beside Raft's messages.
 pub const PEER_MESSAGE: Target = Target::new("peer_message", fuzz::peer_message, |len| 1024 * len + 64 * 1024);
 
+/// What a snapshot's receiver is sent. Each step of two bytes may leave something behind.
+pub const TRANSFER: Target = Target::new("transfer", fuzz::transfer, |len| 1024 * len + 64 * 1024);
+
 /// All of them.
-pub const TARGETS: &[Target] = &[ENTRY, MEMBERSHIP, PEER_MESSAGE];
+pub const TARGETS: &[Target] = &[ENTRY, MEMBERSHIP, PEER_MESSAGE, TRANSFER];

@@ -225,7 +225,8 @@ impl Member {
         (self.durable_index, self.replayed_to) = (applied.index, applied.index);
         self.stalled_until = None;
         self.state_replaced();
-        self.out.push_back(Outgoing { effect: Effect::Restored(revision), published: None });
+        let fill = self.receiver.arrived(now).expect("what is installed has arrived");
+        self.out.push_back(Outgoing { effect: Effect::Restored { revision, fill }, published: None });
         self.announce_members();
         if !self.machine.index().compaction_pending() {
             self.compaction_finished(now, self.machine.index().view().compacted());

@@ -21,6 +21,27 @@ pub(crate) enum Stage {
     Installing,
 }
 
+/// A snapshot that has filled this member, for the operator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fill {
+    /// Who sent it.
+    pub from: u64,
+    /// The entry that it includes last.
+    pub index: u64,
+    /// Its bytes, as they were sent.
+    pub bytes: u64,
+    /// How long that took, from the offer until it was in the index's place.
+    pub took: Duration,
+}
+
+impl core::fmt::Display for Fill {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let Fill { from, index, bytes, took } = self;
+        write!(f, "member {from:x} has filled this member with a snapshot up to entry {index}: ")?;
+        write!(f, "{bytes} bytes in {:.1} s", took.as_secs_f64())
+    }
+}
+
 /// A snapshot that is arriving.
 #[derive(Debug)]
 struct Receiving {
@@ -32,6 +53,9 @@ struct Receiving {
     checksum: u32,
     last_received: bool,
     waiting: VecDeque<Bytes>,
+    /// All that was received.
+    bytes: u64,
+    began: Duration,
     heard: Duration,
     stage: Stage,
 }
@@ -54,6 +78,16 @@ impl Receiver {
     /// What is arriving, and from whom.
     pub(crate) fn offer(&self) -> Option<(u64, &Offer)> {
         self.receiving.as_ref().map(|receiving| (receiving.from, &receiving.offer))
+    }
+
+    /// What has arrived so far, and since when it has been arriving.
+    pub(crate) fn arrived(&self, now: Duration) -> Option<Fill> {
+        self.receiving.as_ref().map(|receiving| Fill {
+            from: receiving.from,
+            index: receiving.offer.index,
+            bytes: receiving.bytes,
+            took: now.saturating_sub(receiving.began),
+        })
     }
 
     /// An offer came. True if it begins a transfer; then what was being built is given up. The answer is
@@ -81,6 +115,8 @@ impl Receiver {
             checksum: 0,
             last_received: false,
             waiting: VecDeque::new(),
+            bytes: 0,
+            began: now,
             heard: now,
             stage: Stage::Receiving,
         });
@@ -105,6 +141,7 @@ impl Receiver {
         receiving.checksum = checksum;
         receiving.received += 1;
         receiving.last_received = chunk.is_last;
+        receiving.bytes += u64::try_from(chunk.bytes.len()).expect("chunks are bounded");
         receiving.waiting.push_back(chunk.bytes);
         None
     }

@@ -253,7 +253,9 @@ impl Home {
 
     fn say_all(&mut self, now: Duration) {
         while let Some((to, message)) = self.member.poll_message() {
-            self.peers.send(now, to, &message);
+            if !self.peers.send(now, to, &message) {
+                self.member.handle_unsent(to, &message);
+            }
         }
     }
 
@@ -320,7 +322,8 @@ impl Home {
                 }
                 Effect::Members(members) => self.set_members(members),
                 Effect::Removed => self.leave(),
-                Effect::Restored(revision) => {
+                Effect::Restored { revision, fill } => {
+                    tracing::info!("{fill}");
                     for core in self.outgoing.iter().skip(1) {
                         core.push(ToCore::Restore(revision));
                     }

@@ -447,9 +447,9 @@ impl Peers {
         });
     }
 
-    /// Says something to a peer. What there is no room or no link for is lost, as a network would lose it.
-    pub fn send(&mut self, now: Duration, to: u64, message: &PeerMessage) {
-        let Some(lane) = message.lane() else { return };
+    /// Says something to a peer. What there is no room or no link for is lost, as a network would lose it: false then.
+    pub fn send(&mut self, now: Duration, to: u64, message: &PeerMessage) -> bool {
+        let Some(lane) = message.lane() else { return true };
         let encoded = match message {
             PeerMessage::Raft(message) => encode(KEYSPACE, message, &mut self.frame),
             other => {
@@ -460,9 +460,12 @@ impl Peers {
         match encoded {
             Ok(()) => {
                 let frame = self.frame.split().freeze();
-                let _ = self.links.send(now, to, lane, frame);
+                self.links.send(now, to, lane, frame).is_ok()
             }
-            Err(error) => tracing::warn!("a message to member {to:016x} can't be sent: {error}"),
+            Err(error) => {
+                tracing::warn!("a message to member {to:016x} can't be sent: {error}");
+                false
+            }
         }
     }
 

@@ -435,7 +435,7 @@ impl Node {
                 Effect::Members(members) => self.members = members,
                 // Tests ask the member itself.
                 Effect::Removed => {}
-                Effect::Restored(revision) => {
+                Effect::Restored { revision, .. } => {
                     assert!(revision >= self.last_event_revision, "no snapshot goes back");
                     assert!(revision <= self.member.reader().revision(), "a snapshot is told of once it is published");
                     self.last_event_revision = revision;
