@@ -16,8 +16,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::client::{CallError, Client};
+use common::pem::pem;
 use common::{Folder, Launch, Server, eventually, executable, free_port};
-use garboard_proto::etcdserverpb::{MemberRemoveRequest, MemberRemoveResponse};
+use garboard_proto::etcdserverpb::{MemberAddRequest, MemberAddResponse, MemberRemoveRequest, MemberRemoveResponse};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
@@ -25,7 +27,7 @@ const NAMES: [&str; 3] = ["a", "b", "c"];
 struct Members {
     folder: Folder,
     scheme: &'static str,
-    flags: Vec<&'static str>,
+    flags: Vec<String>,
     peer_ports: [u16; 3],
     client_ports: [u16; 3],
 }
@@ -34,7 +36,13 @@ impl Members {
     fn new(scheme: &'static str, flags: &[&'static str]) -> Members {
         let ports = || [free_port(), free_port(), free_port()];
         let (peer_ports, client_ports) = (ports(), ports());
-        Members { folder: Folder::new(), scheme, flags: flags.to_vec(), peer_ports, client_ports }
+        Members {
+            folder: Folder::new(),
+            scheme,
+            flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
+            peer_ports,
+            client_ports,
+        }
     }
 
     fn data(&self, member: usize) -> PathBuf {
@@ -45,9 +53,12 @@ impl Members {
         format!("{}://127.0.0.1:{}", self.scheme, self.peer_ports[member])
     }
 
+    fn initial_cluster(&self) -> Vec<String> {
+        (0..3).map(|member| format!("{}={}", NAMES[member], self.peer_url(member))).collect()
+    }
+
     fn launch(&self, member: usize, token: &str) -> Launch {
-        let cluster: Vec<String> =
-            (0..3).map(|member| format!("{}={}", NAMES[member], self.peer_url(member))).collect();
+        let cluster = self.initial_cluster();
         let client = format!("http://127.0.0.1:{}", self.client_ports[member]);
         let mut launch = Launch::bare(Command::new(executable())).arg("serve");
         for flag in [
@@ -62,7 +73,7 @@ impl Members {
         ] {
             launch = launch.arg(flag);
         }
-        self.flags.iter().fold(launch, Launch::arg)
+        self.flags.iter().fold(launch, |launch, flag| launch.arg(flag))
     }
 
     fn start(&self) -> Vec<Server> {
@@ -150,6 +161,15 @@ fn https_without_a_certificate_is_refused_with_the_flags_that_are_missing() {
     assert!(said.contains("--peer-cert-file") && said.contains("--peer-auto-tls"), "{said}");
 }
 
+/// True from when it is dropped: what goes on until then also ends where a test fails.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Writes as fast as answers come until it is over: when each came, or what came instead.
 fn write_until(over: &AtomicBool, address: &str) -> (Vec<Instant>, Vec<CallError>) {
     let client = Client::tcp(address).unwrap();
@@ -177,6 +197,7 @@ fn a_leader_that_is_removed_leaves_no_gap_of_an_election_and_fails_no_write() {
     let others: Vec<usize> = (0..3).filter(|member| *member != leader).collect();
     let over = AtomicBool::new(false);
     let written = std::thread::scope(|scope| {
+        let end = Over(&over);
         let writers: Vec<_> = others.iter().map(|other| scope.spawn(|| write_until(&over, &address(*other)))).collect();
         let client = Client::tcp(&address(leader)).unwrap();
         let removed: MemberRemoveResponse = eventually("its peers have been there for long enough", || {
@@ -186,7 +207,7 @@ fn a_leader_that_is_removed_leaves_no_gap_of_an_election_and_fails_no_write() {
         assert!(removed.members.iter().all(|member| member.id != id));
         assert!(servers[leader].wait().success(), "a member that was removed ends well");
         std::thread::sleep(Duration::from_millis(200));
-        over.store(true, Ordering::Relaxed);
+        drop(end);
         writers.into_iter().map(|writer| writer.join().unwrap()).collect::<Vec<_>>()
     });
     let mut answered: Vec<Instant> = written.iter().flat_map(|(answered, _)| answered).copied().collect();
@@ -196,4 +217,71 @@ fn a_leader_that_is_removed_leaves_no_gap_of_an_election_and_fails_no_write() {
     let failed: Vec<&CallError> = written.iter().flat_map(|(_, failed)| failed).collect();
     assert!(failed.is_empty(), "{failed:?}");
     assert!(gap < Duration::from_millis(900), "{gap:?} is an election");
+}
+
+/// An authority for peers, and where its certificates lie.
+struct Authority {
+    folder: Folder,
+    issuer: CertifiedIssuer<'static, KeyPair>,
+}
+
+impl Authority {
+    fn new() -> Authority {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        let authority = Authority { folder: Folder::new(), issuer };
+        std::fs::write(authority.folder.path().join("ca"), pem("CERTIFICATE", authority.issuer.der())).unwrap();
+        authority
+    }
+
+    /// The flags of a member whose certificate has this common name.
+    fn flags(&self, common_name: &str) -> Vec<String> {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+        params.distinguished_name.push(DnType::CommonName, common_name);
+        let path = |kind: &str| self.folder.path().join(format!("{common_name}-{kind}"));
+        std::fs::write(path("cert"), pem("CERTIFICATE", params.signed_by(&key, &self.issuer).unwrap().der())).unwrap();
+        std::fs::write(path("key"), pem("PRIVATE KEY", key.serialized_der())).unwrap();
+        vec![
+            format!("--peer-cert-file={}", path("cert").display()),
+            format!("--peer-key-file={}", path("key").display()),
+            format!("--peer-trusted-ca-file={}", self.folder.path().join("ca").display()),
+            "--peer-client-cert-auth".to_owned(),
+            "--peer-cert-allowed-cn=member".to_owned(),
+        ]
+    }
+}
+
+#[test]
+fn over_https_with_an_authority_a_member_joins_a_running_cluster_and_one_with_a_wrong_name_does_not() {
+    let authority = Authority::new();
+    let mut members = Members::new("https", &[]);
+    members.flags = authority.flags("member");
+    let _servers = members.start();
+    let refused = members.http(0, "GET /members");
+    assert!(refused.contains("Client sent an HTTP request to an HTTPS server."), "{refused}");
+    let peer_url = format!("https://127.0.0.1:{}", free_port());
+    let client = Client::tcp(&format!("127.0.0.1:{}", members.client_ports[0])).unwrap();
+    let add = MemberAddRequest { peer_ur_ls: vec![peer_url.clone()], is_learner: true };
+    let _: MemberAddResponse = eventually("its peers have been there for long enough", || {
+        client.call("etcdserverpb.Cluster/MemberAdd", &add).ok()
+    });
+    let join = |flags: Vec<String>| {
+        let client_url = format!("http://127.0.0.1:{}", free_port());
+        let launch = Launch::bare(Command::new(executable()))
+            .arg("serve")
+            .arg(format!("--data-dir={}", members.folder.path().join("d").display()))
+            .arg("--name=d")
+            .arg(format!("--listen-client-urls={client_url}"))
+            .arg(format!("--advertise-client-urls={client_url}"))
+            .arg(format!("--listen-peer-urls={peer_url}"))
+            .arg(format!("--initial-advertise-peer-urls={peer_url}"))
+            .arg(format!("--initial-cluster={},d={peer_url}", members.initial_cluster().join(",")))
+            .arg("--initial-cluster-state=existing");
+        flags.iter().fold(launch, |launch, flag| launch.arg(flag))
+    };
+    let said = join(authority.flags("stranger")).refused();
+    assert!(said.contains("could not retrieve cluster information"), "{said}");
+    join(authority.flags("member")).start().wait_for("has filled this member with a snapshot");
 }

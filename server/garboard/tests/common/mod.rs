@@ -10,6 +10,7 @@ pub mod files;
 pub mod load;
 pub mod memory;
 pub mod mount;
+pub mod pem;
 pub mod random;
 pub mod raw;
 

@@ -16,6 +16,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use garboard_transport::link::tls::Allowed;
+
 use flags::{Source, Values};
 use garboard_replica::limits::MEMBERS_MAX;
 pub use identity::{added_member_id, cluster_id, member_id};
@@ -159,8 +161,10 @@ impl Config {
 /// What a member shows its peers, and whom it believes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PeerTls {
-    /// A key of its own, that peers remember at first contact.
+    /// A key of its own, that peers remember at first contact. Over TCP there is no TLS.
     OwnKey,
+    /// The same with TLS over TCP.
+    AutoTls,
     /// A certificate.
     Files {
         /// The certificate.
@@ -169,6 +173,10 @@ pub enum PeerTls {
         key: PathBuf,
         /// The authorities that vouch for peers; without them their keys are remembered at first contact.
         authorities: Option<PathBuf>,
+        /// Certificates that are not believed any more.
+        revoked: Option<PathBuf>,
+        /// What peers' certificates must carry besides.
+        allowed: Allowed,
     },
 }
 
@@ -373,8 +381,11 @@ pub enum ConfigError {
     #[error("--listen-peer-urls has {0}, which needs --peer-cert-file and --peer-key-file, or --peer-auto-tls")]
     NoPeerCertificate(String),
     /// Nobody vouches for peers.
-    #[error("--peer-client-cert-auth needs --peer-trusted-ca-file")]
-    NoPeerAuthority,
+    #[error("--{0} needs --peer-trusted-ca-file")]
+    NoAuthorityFor(&'static str),
+    /// Peers' names are allowed in two ways.
+    #[error("--peer-cert-allowed-cn and --peer-cert-allowed-hostname are mutually exclusive")]
+    AllowedNamesTwice,
     /// The timers do not fit each other.
     #[error(
         "--election-timeout[{election_ms}ms] should be at least as 5 times as --heartbeat-interval[{heartbeat_ms}ms]"
@@ -474,25 +485,40 @@ fn build(personality: Personality, values: &Values, warnings: &mut Vec<Warning>)
 }
 
 fn peer_tls(values: &Values, warnings: &mut Vec<Warning>) -> Result<PeerTls, ConfigError> {
+    /// What only an authority's word gives a sense to.
+    const BEYOND_AUTHORITY: [&str; 3] = ["peer-cert-allowed-cn", "peer-cert-allowed-hostname", "peer-crl-file"];
     let listened = values.urls("listen-peer-urls", DEFAULT_PEER_URL)?;
     let secure = listened.iter().find(|url| url.scheme() == Scheme::Https);
     let files = (values.text("peer-cert-file"), values.text("peer-key-file"));
     let authorities = values.text("peer-trusted-ca-file").map(PathBuf::from);
     let Some(secure) = secure else {
         // As etcd: the scheme decides.
-        let given = ["peer-cert-file", "peer-key-file", "peer-trusted-ca-file"];
-        let given = given.into_iter().filter(|name| values.text(name).is_some());
+        let given = ["peer-cert-file", "peer-key-file", "peer-trusted-ca-file"].into_iter().chain(BEYOND_AUTHORITY);
+        let given = given.filter(|name| values.text(name).is_some());
         warnings.extend(given.map(Warning::PeersWithoutTls));
         return Ok(PeerTls::OwnKey);
     };
+    if authorities.is_none()
+        && let Some(flag) = BEYOND_AUTHORITY.into_iter().find(|name| values.text(name).is_some())
+    {
+        return Err(ConfigError::NoAuthorityFor(flag));
+    }
     match files {
         (Some(certificate), Some(key)) => {
             if authorities.is_none() && values.boolean("peer-client-cert-auth")? {
-                return Err(ConfigError::NoPeerAuthority);
+                return Err(ConfigError::NoAuthorityFor("peer-client-cert-auth"));
             }
-            Ok(PeerTls::Files { certificate: certificate.into(), key: key.into(), authorities })
+            let list = |name| values.text(name).map(|names| names.split(',').map(str::to_owned).collect::<Vec<_>>());
+            let allowed = match (list("peer-cert-allowed-cn"), list("peer-cert-allowed-hostname")) {
+                (Some(_), Some(_)) => return Err(ConfigError::AllowedNamesTwice),
+                (Some(names), None) => Allowed::CommonNames(names),
+                (None, Some(names)) => Allowed::Hostnames(names),
+                (None, None) => Allowed::Any,
+            };
+            let revoked = values.text("peer-crl-file").map(PathBuf::from);
+            Ok(PeerTls::Files { certificate: certificate.into(), key: key.into(), authorities, revoked, allowed })
         }
-        (None, None) if values.boolean("peer-auto-tls")? => Ok(PeerTls::OwnKey),
+        (None, None) if values.boolean("peer-auto-tls")? => Ok(PeerTls::AutoTls),
         _ => Err(ConfigError::NoPeerCertificate(secure.to_string())),
     }
 }

@@ -320,11 +320,22 @@ fn the_scheme_of_the_peer_urls_decides_about_tls_between_peers() {
         certificate: "c".into(),
         key: "k".into(),
         authorities: authorities.map(PathBuf::from),
+        revoked: None,
+        allowed: Allowed::Any,
     };
     assert_eq!(given(&files), with(Some("a")));
     assert_eq!(given(&[&files[..], &["--peer-client-cert-auth"]].concat()), with(Some("a")));
     assert_eq!(given(&files[..2]), with(None));
-    assert_eq!(given(&["--peer-auto-tls"]), PeerTls::OwnKey);
+    assert_eq!(given(&["--peer-auto-tls"]), PeerTls::AutoTls);
+    let PeerTls::Files { revoked, allowed, .. } =
+        given(&[&files[..], &["--peer-crl-file=r", "--peer-cert-allowed-cn=a,b"]].concat())
+    else {
+        panic!("there are files");
+    };
+    assert_eq!((revoked, allowed), (Some("r".into()), Allowed::CommonNames(vec!["a".into(), "b".into()])));
+    let twice = [https, files[0], files[1], files[2], "--peer-cert-allowed-cn=a", "--peer-cert-allowed-hostname=b"];
+    assert!(refused(&twice).0.contains("mutually exclusive"));
+    assert!(refused(&[https, files[0], files[1], "--peer-crl-file=r"]).0.contains("--peer-trusted-ca-file"));
     assert!(refused(&[https]).0.contains("needs --peer-cert-file and --peer-key-file"));
     assert!(refused(&[https, files[0]]).0.contains("needs --peer-cert-file"));
     assert!(refused(&[https, files[0], files[1], "--peer-client-cert-auth"]).0.contains("--peer-trusted-ca-file"));

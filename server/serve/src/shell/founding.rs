@@ -2,6 +2,7 @@
 //! runs and has been told to expect it.
 
 use std::net::ToSocketAddrs;
+use std::sync::Arc;
 use std::time::Duration;
 
 use garboard_replica::limits::{MEMBERS_MAX, URL_BYTES_MAX};
@@ -10,6 +11,7 @@ use garboard_replica::members::MemberRecord;
 use super::data_dir::{DataDir, Stage};
 use super::peer_client::{self, FoundCluster};
 use super::start::StartError;
+use super::{peer_tls, peers};
 use crate::config::{ClusterState, Config, InitialMember, Url};
 
 /// How long a member of a new cluster is asked whether that cluster is old. Most are not there yet.
@@ -64,12 +66,12 @@ pub fn resolve(dir: &DataDir, config: &Config) -> Result<Standing, StartError> {
         return Ok(Standing { cluster_id: owner.cluster_id, member_id: owner.member_id, origin: Origin::Data });
     }
     match config.cluster.state {
-        ClusterState::New => found(config),
-        ClusterState::Existing => join(config),
+        ClusterState::New => found(dir, config),
+        ClusterState::Existing => join(dir, config),
     }
 }
 
-fn found(config: &Config) -> Result<Standing, StartError> {
+fn found(dir: &DataDir, config: &Config) -> Result<Standing, StartError> {
     let cluster = &config.cluster;
     if let Some(unfit) = &cluster.unfit {
         return Err(StartError::Setting(unfit.to_string()));
@@ -78,7 +80,7 @@ fn found(config: &Config) -> Result<Standing, StartError> {
     // A member that has lost its data must not come back as a new one: it has voted before.
     let others = other_peer_urls(config);
     if !others.is_empty()
-        && let Ok(found) = peer_client::find_cluster(&others, ASK_NEW_MAX)
+        && let Ok(found) = peer_client::find_cluster(&others, ASK_NEW_MAX, &tls_of(dir, config)?)
         && found.members.get(own_id).is_some_and(|member| !member.client_urls.is_empty())
     {
         return Err(StartError::Setting(format!("member {own_id:x} has already been bootstrapped")));
@@ -96,8 +98,8 @@ fn record(member: &InitialMember) -> MemberRecord {
     }
 }
 
-fn join(config: &Config) -> Result<Standing, StartError> {
-    let existing = peer_client::find_cluster(&other_peer_urls(config), ASK_EXISTING_MAX)
+fn join(dir: &DataDir, config: &Config) -> Result<Standing, StartError> {
+    let existing = peer_client::find_cluster(&other_peer_urls(config), ASK_EXISTING_MAX, &tls_of(dir, config)?)
         .map_err(|error| StartError::Setting(format!("cannot fetch cluster info from peer urls: {error}")))?;
     let member_id = match_members(config, &existing)
         .map_err(|error| StartError::Setting(format!("error validating peerURLs {}: {error}", described(&existing))))?;
@@ -106,6 +108,12 @@ fn join(config: &Config) -> Result<Standing, StartError> {
         return Err(StartError::Setting("membership: too many learner members in cluster".to_owned()));
     }
     Ok(Standing { cluster_id: existing.cluster_id, member_id, origin: Origin::Joining })
+}
+
+/// What other members are asked with over TLS.
+fn tls_of(dir: &DataDir, config: &Config) -> Result<Arc<rustls::ClientConfig>, StartError> {
+    let key = peers::own_key(dir)?;
+    peer_tls::client(&peer_tls::credentials(&config.peer_tls, &key.own)?)
 }
 
 /// Where the members with other names are said to be reached, in order.

@@ -23,6 +23,7 @@ mod peer_client;
 mod peer_keys;
 mod peer_log;
 mod peer_port;
+mod peer_tls;
 mod peers;
 mod probe;
 mod salvage;

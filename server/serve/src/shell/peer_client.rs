@@ -1,9 +1,14 @@
 //! Asks the members of a running cluster who they are, as one that is about to join does: HTTP on their peer URLs.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use garboard_replica::members::{MemberRecord, Members};
+use rustls::ClientConfig;
+use ureq::unversioned::resolver::DefaultResolver;
+use ureq::unversioned::transport::{Connector, TcpConnector};
 
+use super::peer_tls::TlsConnector;
 use crate::peer_http::CLUSTER_ID_HEADER;
 
 /// The longest answer that is read.
@@ -18,14 +23,18 @@ pub struct FoundCluster {
     pub members: Members,
 }
 
-/// Asks one URL after the other until one tells the members.
+/// Asks one URL after the other until one tells the members; those with `https` with this TLS.
 ///
 /// # Errors
 /// None does, or the first that does says there is none. Which URL failed and why is logged.
-pub fn find_cluster(urls: &[String], each_max: Duration) -> Result<FoundCluster, &'static str> {
+pub fn find_cluster(
+    urls: &[String],
+    each_max: Duration,
+    tls: &Arc<ClientConfig>,
+) -> Result<FoundCluster, &'static str> {
     for url in urls {
         let address = format!("{url}/members");
-        match ask(&address, each_max) {
+        match ask(&address, each_max, tls) {
             Ok(found) if found.members.is_empty() => {
                 return Err("failed to get raft cluster member(s) from the given URLs");
             }
@@ -36,9 +45,10 @@ pub fn find_cluster(urls: &[String], each_max: Duration) -> Result<FoundCluster,
     Err("could not retrieve cluster information from the given URLs")
 }
 
-fn ask(address: &str, within: Duration) -> Result<FoundCluster, String> {
-    let agent: ureq::Agent =
-        ureq::Agent::config_builder().timeout_global(Some(within)).max_redirects(0).proxy(None).build().into();
+fn ask(address: &str, within: Duration, tls: &Arc<ClientConfig>) -> Result<FoundCluster, String> {
+    let agent = ureq::Agent::config_builder().timeout_global(Some(within)).max_redirects(0).proxy(None).build();
+    let connector = TcpConnector::default().chain(TlsConnector(tls.clone()));
+    let agent = ureq::Agent::with_parts(agent, connector, DefaultResolver::default());
     let mut response = agent.get(address).call().map_err(|error| error.to_string())?;
     let id = response.headers().get(CLUSTER_ID_HEADER).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let cluster_id = u64::from_str_radix(id, 16).map_err(|_| format!("{CLUSTER_ID_HEADER} is {id:?}"))?;
@@ -100,8 +110,7 @@ mod tests {
             r#"{"id":18446744073709551615,"peerURLs":["http://10.0.0.1:2380"],"name":"a","clientURLs":["http://10.0.0.1:2379"]}]"#,
             "\n"
         );
-        let same: serde_json::Value = serde_json::from_str(expected).unwrap();
-        assert_eq!(serde_json::from_str::<serde_json::Value>(&json).unwrap(), same);
+        assert_eq!(json, expected);
         assert_eq!(read_members(json.as_bytes()), Some(members));
         assert_eq!(read_members(b"{}"), None);
         assert_eq!(read_members(b"[]"), Some(Members::default()));

@@ -1,15 +1,17 @@
 //! The peers' TCP port: tripwires of other members, their question whether TCP gets through, and the little that etcd's
 //! peers tell over HTTP. Nothing here serves clients.
 //!
-//! What a connection is for is told by its first four bytes: `GBTW` is a tripwire, `GBTP` a question, anything else HTTP.
+//! What a connection is for is told by its first four bytes: `GBTW` is a tripwire, `GBTP` a question, anything else HTTP,
+//! over TLS where peer URLs are `https`.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::pin::pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -21,6 +23,7 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use socket2::{Domain, Protocol, Type};
 
+use super::peer_tls::TlsStream;
 use crate::config::{ETCD_VERSION, STORAGE_VERSION};
 
 /// A connection on the peers' port.
@@ -32,6 +35,10 @@ const TRIPWIRE: [u8; 4] = *b"GBTW";
 const TRIPWIRE_ANSWER: [u8; 4] = *b"GBTA";
 /// The question whether TCP gets through, and its answer.
 const QUESTION: [u8; 4] = *b"GBTP";
+/// The first byte of TLS.
+const TLS_HANDSHAKE: u8 = 22;
+/// Go's answer to who speaks HTTP where TLS is expected.
+const NO_TLS: &[u8] = b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n";
 const TRIPWIRE_BYTES: usize = 4 + 8 + 8 + 16;
 const ANSWER_BYTES: usize = 4 + 16;
 
@@ -54,6 +61,8 @@ pub struct Door {
     tokens: RefCell<BTreeMap<u64, TripwireToken>>,
     /// `/members` as JSON.
     members: RefCell<String>,
+    /// HTTP is spoken over it alone, if there is one.
+    tls: Option<Arc<rustls::ServerConfig>>,
     connections: Cell<u32>,
 }
 
@@ -66,8 +75,14 @@ impl Door {
             token,
             tokens: RefCell::default(),
             members: RefCell::new("[]\n".to_owned()),
+            tls: None,
             connections: Cell::new(0),
         }
+    }
+
+    /// With TLS for HTTP.
+    pub fn with_tls(self, tls: Option<Arc<rustls::ServerConfig>>) -> Door {
+        Door { tls, ..self }
     }
 
     /// A peer said hello with this token.
@@ -115,8 +130,21 @@ async fn serve(stream: TcpStream, door: &Rc<Door>) -> io::Result<()> {
             within(OPENING_TIME, read_exact(&stream, &mut [0; 4])).await?;
             write_all(&stream, &QUESTION).await
         }
-        _ => serve_http(stream, door.clone()).await,
+        [first, ..] => match &door.tls {
+            None => serve_http(stream, door.clone()).await,
+            Some(tls) if first == TLS_HANDSHAKE => serve_http(TlsStream::new(stream, tls.clone())?, door.clone()).await,
+            Some(_) => within(OPENING_TIME, refuse_plain(&stream)).await,
+        },
     }
+}
+
+/// Tells who speaks HTTP that TLS is expected. What was asked is read to its end: closed with bytes unread, the connection
+/// would be reset, and the answer lost.
+async fn refuse_plain(stream: &Stream) -> io::Result<()> {
+    write_all(stream, NO_TLS).await?;
+    stream.writing(|stream| stream.shutdown(Shutdown::Write)).await?;
+    until_ended(stream).await;
+    Ok(())
 }
 
 /// The first bytes, which stay to be read.
@@ -254,7 +282,10 @@ async fn within<T>(time: Duration, work: impl Future<Output = io::Result<T>>) ->
     }
 }
 
-async fn serve_http(stream: Stream, door: Rc<Door>) -> io::Result<()> {
+async fn serve_http<S: hyper::rt::Read + hyper::rt::Write + Unpin + 'static>(
+    stream: S,
+    door: Rc<Door>,
+) -> io::Result<()> {
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
         let response = respond(&request, &door);
         async move { Ok::<_, Infallible>(response) }

@@ -17,9 +17,10 @@ use bytes::BytesMut;
 use futures::channel::oneshot;
 use futures::future::{Either, select};
 use garboard_replica::peer::PeerMessage;
+use garboard_transport::link::tls::Credentials;
 use garboard_transport::link::{
     Address, Arrival, CloseCode, DownReason, EcnCodepoint, Fingerprint, LinkEvent, Links, LinksConfig, PeerInfo,
-    Transmit, TripwireToken, Trust, tls,
+    Transmit, TripwireToken, Trust,
 };
 use garboard_transport::{FrameBody, encode, encode_opaque};
 use quinn_udp::{RecvMeta, UdpSockRef, UdpSocketState};
@@ -32,6 +33,7 @@ use super::net::{self, patiently};
 use super::peer_keys::{self, PeerKey};
 use super::peer_log::PeerLog;
 use super::peer_port::{self, Door};
+use super::peer_tls;
 use super::start::{StartError, random_id};
 use crate::config::{Config, PeerTls, Url};
 use crate::limits::ACCEPT_BACKLOG;
@@ -194,7 +196,9 @@ impl Peers {
         epoch: Instant,
         inbox: Inbox,
     ) -> Result<Peers, StartError> {
-        let links = links_config(dir, config, standing, epoch)?;
+        let key = own_key(dir)?;
+        let credentials = peer_tls::credentials(&config.peer_tls, &key.own)?;
+        let links = links_config(dir, config, standing, &credentials, &key, epoch)?;
         let known = match &links.trust {
             Trust::FirstContact(pins) => pins.clone(),
             Trust::Authority => BTreeMap::new(),
@@ -202,7 +206,8 @@ impl Peers {
         let pins = Pins { known: RefCell::new(known), path: dir.peer_pins_path(), is_saving: Cell::new(false) };
         let failed =
             |source| StartError::File { action: "preparing", path: "the sockets for peers".to_owned(), source };
-        let door = Rc::new(Door::new(links.member_id, links.cluster_id, links.tripwire));
+        let tls = peer_tls::server(&config.peer_tls, &credentials)?;
+        let door = Rc::new(Door::new(links.member_id, links.cluster_id, links.tripwire).with_tls(tls));
         for socket in sockets.tcp {
             // Whoever asks a member that is only about to start hears at once that it is not there.
             socket.listen(ACCEPT_BACKLOG).map_err(failed)?;
@@ -385,8 +390,10 @@ impl Peers {
         let urls = self.urls.get(&peer).cloned().unwrap_or_default();
         let (door, tripped, inbox) = (self.door.clone(), self.tripped.clone(), self.inbox.clone());
         let watch = async move {
+            let mut may_be_gone = true;
             loop {
-                watch_process(peer, &urls, &door).await;
+                watch_process(peer, &urls, &door, may_be_gone).await;
+                may_be_gone = false;
                 tripped.borrow_mut().push((peer, boot));
                 inbox.ring();
                 garboard_executor::sleep(TRIPWIRE_AGAIN).await;
@@ -530,13 +537,15 @@ impl Peers {
     }
 }
 
-/// Returns when a tripwire that had been set to a peer has tripped; sets it as often as it takes.
-async fn watch_process(peer: u64, urls: &[Url], door: &Door) {
+/// Returns when a tripwire that had been set to a peer has tripped; sets it as often as it takes. `may_be_gone`: nobody at
+/// the peer's port trips it as well, for the process may have ended since it said hello.
+async fn watch_process(peer: u64, urls: &[Url], door: &Door, may_be_gone: bool) {
     let mut rest = TRIPWIRE_FIRST_RETRY;
     loop {
         for Address { address, .. } in look_up(urls.to_vec()).await {
             match peer_port::set_tripwire(address, door, peer).await {
                 Ok(tripwire) => return tripwire.tripped().await,
+                Err(error) if may_be_gone && error.kind() == io::ErrorKind::ConnectionRefused => return,
                 Err(error) => tracing::debug!("no tripwire to peer {peer:x} at {address}: {error}"),
             }
         }
@@ -564,42 +573,43 @@ fn resolve(urls: &[Url]) -> Vec<Address> {
     found
 }
 
+/// This member's own key; made if there is none.
+///
+/// # Errors
+/// Where it can't be had.
+pub fn own_key(dir: &DataDir) -> Result<PeerKey, StartError> {
+    let made = PeerKey::load_or_make(&dir.peer_key_path(), random_32()?);
+    made.map_err(|error| StartError::Setting(super::edge::with_sources(&error)))
+}
+
+fn random_32() -> Result<[u8; 32], StartError> {
+    let mut whole = [0; 32];
+    for half in whole.chunks_mut(16) {
+        half.copy_from_slice(&random_id()?.to_le_bytes());
+    }
+    Ok(whole)
+}
+
 fn links_config(
     dir: &DataDir,
     config: &Config,
     standing: &Standing,
+    credentials: &Credentials,
+    key: &PeerKey,
     epoch: Instant,
 ) -> Result<LinksConfig, StartError> {
-    let random = || random_id().map(u128::to_le_bytes);
     let setting = |error: &dyn std::error::Error| StartError::Setting(super::edge::with_sources(error));
-    let joined = |first: [u8; 16], second: [u8; 16]| {
-        let mut whole = [0; 32];
-        whole[..16].copy_from_slice(&first);
-        whole[16..].copy_from_slice(&second);
-        whole
+    let trust = match &config.peer_tls {
+        PeerTls::Files { authorities: Some(_), .. } => Trust::Authority,
+        _ => Trust::FirstContact(peer_keys::load_pins(&dir.peer_pins_path()).map_err(|error| setting(&error))?),
     };
-    let key = PeerKey::load_or_make(&dir.peer_key_path(), joined(random()?, random()?)).map_err(|e| setting(&e))?;
-    let pins = || peer_keys::load_pins(&dir.peer_pins_path()).map(Trust::FirstContact).map_err(|error| setting(&error));
-    let read = |path: &PathBuf| {
-        let failed = |source| StartError::File { action: "reading", path: path.display().to_string(), source };
-        std::fs::read(path).map_err(failed)
-    };
-    let (security, trust) = match &config.peer_tls {
-        PeerTls::OwnKey => (tls::with_own_key(&key.own, &key.reset_secret), pins()?),
-        PeerTls::Files { certificate, key: own, authorities: Some(authorities) } => {
-            let (certificate, own, authorities) = (read(certificate)?, read(own)?, read(authorities)?);
-            (tls::with_authority(&certificate, &own, &authorities, &key.reset_secret), Trust::Authority)
-        }
-        PeerTls::Files { certificate, key: own, authorities: None } => {
-            (tls::with_unvouched(&read(certificate)?, &read(own)?, &key.reset_secret), pins()?)
-        }
-    };
-    let security = security.map_err(|error| setting(&error))?;
+    let security = credentials.links(&key.reset_secret).map_err(|error| setting(&error))?;
+    let random = || random_id().map(u128::to_le_bytes);
     let boot = random()?.first_chunk().copied().map(u64::from_le_bytes).expect("sixteen bytes hold eight");
     let (member_id, cluster_id) = (standing.member_id, standing.cluster_id);
     Ok(LinksConfig {
         boot,
-        seed: joined(random()?, random()?),
+        seed: random_32()?,
         tripwire: random()?,
         trust,
         idle_timeout: (2 * config.election_timeout).clamp(Duration::from_secs(2), Duration::from_secs(4)),
