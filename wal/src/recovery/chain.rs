@@ -91,6 +91,19 @@ fn survey<'a>(scanned: &'a [Scanned], anchor: &Anchor) -> Survey<'a> {
     survey
 }
 
+/// The hard state of the newest batch or seal that survived, by epoch and sequence number; none where nothing survived, or
+/// where anything says that a later batch was durable. A batch that was torn counts: it was never acknowledged, and what
+/// it says was to be promised can be kept.
+pub(crate) fn newest_state(scanned: &[Scanned], anchor: &Anchor) -> Option<HardState> {
+    let headers = scanned.iter().flat_map(|segment| &segment.found).map(|found| &found.header);
+    let newest = headers.max_by_key(|header| (header.epoch, header.sequence))?;
+    let (sequence, state) = match (newest.epoch, newest.sequence) <= (anchor.epoch, anchor.sequence) {
+        true => (anchor.sequence, anchor.hard_state),
+        false => (newest.sequence, newest.hard_state),
+    };
+    (sequence >= survey(scanned, anchor).durable_sequence).then_some(state)
+}
+
 /// Whether two different live batches have one epoch and sequence number.
 fn two_batches<'a>(survey: &Survey<'a>) -> Option<&'a Found> {
     survey.live.values().find_map(|batches| {

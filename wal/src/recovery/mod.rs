@@ -107,9 +107,23 @@ pub struct Recovery {
     scanned: Vec<Scanned>,
     chain: Option<Chain>,
     read_bytes: u64,
+    /// Bodies of batches at or below this are not kept.
+    bodies_above: u64,
 }
 
 impl Recovery {
+    /// Starts to read a log that has lost its start, or cannot be opened, for its newest state alone:
+    /// [`Recovery::newest_state`]. What it finds can't be opened.
+    ///
+    /// # Errors
+    /// As [`Recovery::new`].
+    pub fn survey(config: LogConfig, manifest: &[u8], segments: Vec<SegmentFile>) -> Result<Recovery, RecoveryError> {
+        let log_id = Manifest::from_bytes(manifest).map_err(RecoveryError::Manifest)?.log_id;
+        let meta = MetaFacts { anchor: Some(Anchor::genesis(log_id)), ..MetaFacts::default() };
+        let recovery = Recovery::new(config, manifest, segments, meta)?;
+        Ok(Recovery { bodies_above: COUNTER_MAX, ..recovery })
+    }
+
     /// Starts to open the log that `manifest` names. `segments` is every segment file under its folder, in any order;
     /// temporary files are not among them and may be removed.
     ///
@@ -155,6 +169,7 @@ impl Recovery {
             scanned: Vec::new(),
             chain: None,
             read_bytes: 0,
+            bodies_above: anchor.sequence,
         })
     }
 
@@ -202,7 +217,7 @@ impl Recovery {
 
     fn next_segment(&mut self) -> Option<SegmentScan> {
         let Manifest { log_id, keyspace, .. } = self.manifest;
-        Some(SegmentScan::new(self.files.pop_front()?, log_id, keyspace, self.anchor.sequence))
+        Some(SegmentScan::new(self.files.pop_front()?, log_id, keyspace, self.bodies_above))
     }
 
     fn scan_done(&mut self, scan: SegmentScan) {
@@ -243,9 +258,24 @@ impl Recovery {
         })))
     }
 
-    fn follow(&mut self) -> &Chain {
+    /// The term and the vote that this log carried last, whatever else of it is damaged. `None` where that cannot be told:
+    /// something that was durable later is missing, a block can't be read, or no batch is left.
+    ///
+    /// # Panics
+    /// When reads are left.
+    pub fn newest_state(&mut self) -> Option<HardState> {
+        self.assert_read();
+        let unreadable = self.scanned.iter().any(|segment| !segment.unreadable.is_empty());
+        (!unreadable).then(|| chain::newest_state(&self.scanned, &self.anchor)).flatten()
+    }
+
+    fn assert_read(&mut self) {
         let read = self.poll_read().is_none() && self.scan.is_none() && self.taken_count == 0;
         assert!(read, "everything is read before it is judged");
+    }
+
+    fn follow(&mut self) -> &Chain {
+        self.assert_read();
         let window = u64::from(self.manifest.window);
         self.chain.get_or_insert_with(|| chain::follow(&self.scanned, &self.meta, &self.anchor, window))
     }
