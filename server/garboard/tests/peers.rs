@@ -17,8 +17,10 @@ use std::time::{Duration, Instant};
 
 use common::client::{CallError, Client};
 use common::pem::pem;
-use common::{Folder, Launch, Server, eventually, executable, free_port};
-use garboard_proto::etcdserverpb::{MemberAddRequest, MemberAddResponse, MemberRemoveRequest, MemberRemoveResponse};
+use common::{Folder, Launch, Server, eventually, executable, files, free_port};
+use garboard_proto::etcdserverpb::{
+    HashKvRequest, HashKvResponse, MemberAddRequest, MemberAddResponse, MemberRemoveRequest, MemberRemoveResponse,
+};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
@@ -84,6 +86,18 @@ impl Members {
         servers
     }
 
+    fn client(&self, member: usize) -> Client {
+        Client::tcp(&format!("127.0.0.1:{}", self.client_ports[member])).unwrap()
+    }
+
+    /// Writes through a member, as soon as it takes writes.
+    fn write(&self, member: usize, keys: std::ops::Range<u32>) {
+        let client = self.client(member);
+        for key in keys {
+            eventually("a write is acknowledged", || client.put(format!("{key:06}"), vec![b'v'; 500]).ok());
+        }
+    }
+
     /// What the TCP port of a member answers to a request.
     fn http(&self, member: usize, request: &str) -> String {
         let mut stream = TcpStream::connect(("127.0.0.1", self.peer_ports[member])).unwrap();
@@ -123,6 +137,100 @@ fn a_killed_members_peers_notice_at_once_and_meet_it_again() {
         servers[killed] = members.launch(killed, "one").start();
         servers[killed].wait_for("is there, at");
     }
+}
+
+/// Every member holds these keys, and all have the same history.
+fn check_same(members: &Members, keys: u32) {
+    eventually("all members have the same history", || {
+        let revision = members.client(0).revision().ok()?;
+        let hashes: Vec<u32> = (0..3)
+            .filter_map(|member| {
+                let request = HashKvRequest { revision };
+                let answer = members.client(member).call("etcdserverpb.Maintenance/HashKV", &request);
+                answer.ok().map(|answer: HashKvResponse| answer.hash)
+            })
+            .collect();
+        (hashes.len() == 3 && hashes.iter().all(|hash| *hash == hashes[0])).then_some(())
+    });
+    for (member, name) in NAMES.iter().enumerate() {
+        assert_eq!(members.client(member).keys().unwrap().0.len(), keys as usize, "member {name}");
+    }
+}
+
+const REPAIRED: &str = "repaired: this member holds again all that it had acknowledged";
+
+#[test]
+fn a_member_whose_log_or_index_has_rotted_is_repaired_from_the_others_by_itself() {
+    let members = Members::new("http", &[]);
+    let mut servers = members.start();
+    let wal = |member: usize| members.data(member).join("wal");
+    let index = |member: usize| members.data(member).join("keyspace-0/index");
+    let mut keys = 0;
+    for (round, victim) in [0, 1, 2, 0].into_iter().enumerate() {
+        members.write((victim + 1) % 3, keys..keys + 100);
+        keys += 100;
+        servers[victim].kill();
+        match round {
+            0 => {
+                let batches: Vec<_> =
+                    files::batches(&wal(victim)).into_iter().filter(|batch| batch.kind == 1).collect();
+                let batch = &batches[batches.len() / 2];
+                files::flip(&batch.path, batch.offset + 100);
+            }
+            1 => (0..4).for_each(|slot| files::overwrite(&index(victim), slot * 4096, &[0xa5; 4096])),
+            2 => files::overwrite(&wal(victim).join("manifest"), 0, &[0xa5; 48]),
+            _ => {
+                (0..4).for_each(|slot| files::overwrite(&index(victim), slot * 4096, &[0; 4096]));
+                for path in files::segments(&wal(victim)) {
+                    files::overwrite(&path, 0, &vec![0; 1 << 20]);
+                }
+            }
+        }
+        // The others go on meanwhile.
+        members.write((victim + 1) % 3, keys..keys + 20);
+        keys += 20;
+        servers[victim] = members.launch(victim, "one").spawn();
+        servers[victim].wait_for("under repair: ");
+        servers[victim].wait_for(REPAIRED);
+        servers[victim].wait_for("ready to serve client requests");
+        check_same(&members, keys);
+        eventually("nothing is left of the repair", || {
+            let left = [members.data(victim).join("repair"), index(victim).with_extension("damaged")];
+            (!left.iter().any(|path| path.exists())).then_some(())
+        });
+    }
+    // It counts as before: with another one gone, writes go on.
+    servers[1].kill();
+    members.write(0, keys..keys + 10);
+    servers[1] = members.launch(1, "one").start();
+    check_same(&members, keys + 10);
+}
+
+#[test]
+fn a_member_that_finds_a_rotten_page_stops_and_its_next_start_is_refilled() {
+    let members = Members::new("http", &[]);
+    let mut servers = members.start();
+    members.write(0, 0..200);
+    // A stop leaves everything in the index's file.
+    servers.remove(2).stop();
+    let mut server = members.launch(2, "one").start();
+    let index = members.data(2).join("keyspace-0/index");
+    let len = std::fs::metadata(&index).unwrap().len();
+    for page in (8 * 4096..len).step_by(4096).filter(|at| files::bytes_at(&index, *at, 4096) != [0; 4096]) {
+        files::flip(&index, page + 2000);
+    }
+    let client = members.client(2);
+    let stopped = eventually("it stops", || {
+        let _ = client.get("000007");
+        (!server.is_alive()).then(|| server.wait())
+    });
+    let said = server.said();
+    assert_eq!(stopped.code(), Some(1), "{said}");
+    assert!(said.contains("this member is then refilled from its peers"), "{said}");
+    let mut server = members.launch(2, "one").spawn();
+    server.wait_for(REPAIRED);
+    server.wait_for("ready to serve client requests");
+    check_same(&members, 200);
 }
 
 #[test]

@@ -45,6 +45,10 @@ pub enum Canary {
     LoadsUnpinned,
     /// A member tries to lead while what a snapshot put in its log's place is not durable.
     CampaignBeforeDurable,
+    /// A member that has lost what it acknowledged takes part in elections at once.
+    RepairedVotesAtOnce,
+    /// A leader goes on counting what a member has lost.
+    LostAcknowledgementsCount,
 }
 
 garboard_canary::switch!();

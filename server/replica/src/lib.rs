@@ -30,6 +30,7 @@ pub mod peer;
 pub mod quota;
 pub mod raft;
 pub mod read;
+pub mod repair;
 pub mod request;
 pub mod sessions;
 pub mod system;

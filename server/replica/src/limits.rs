@@ -214,3 +214,9 @@ pub const CATCH_UP_COMMANDS: u64 = 5_000;
 /// Bytes of applied entries that a member keeps in memory for the receivers of snapshots on their way, which need them
 /// afterwards.
 pub const CATCH_UP_TRANSFER_BYTES_MAX: u64 = 256 * 1024 * 1024;
+
+/// How often a member under repair asks the others again.
+pub const REPAIR_ASK_INTERVAL: Duration = Duration::from_millis(250);
+
+/// How often it says what it waits for.
+pub const REPAIR_NOTICE_INTERVAL: Duration = Duration::from_secs(5);

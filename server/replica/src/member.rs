@@ -20,6 +20,7 @@ mod leadership;
 mod membership;
 mod questions;
 mod reads;
+mod repairs;
 mod transfers;
 mod upkeep;
 mod writes;
@@ -48,6 +49,7 @@ use crate::members::{Members, MembersError};
 use crate::outbox::Outbox;
 use crate::peer::{PeerMessage, What};
 use crate::raft::{RaftDriver, Role, Step};
+use crate::repair::RepairProgress;
 use crate::transfer::{Fill, Receiver, Sender};
 use applying::Applying;
 use forwarding::{Forwarding, Refusee};
@@ -55,6 +57,7 @@ use leadership::Leadership;
 use membership::Changes;
 use questions::Questions;
 use reads::Reads;
+use repairs::Repairs;
 use transfers::Installing;
 use writes::Proposal;
 
@@ -87,6 +90,8 @@ pub enum Effect {
         /// Where it came from.
         fill: Fill,
     },
+    /// This member holds again what it may have acknowledged: [`MemberConfig::loss`] is over.
+    Repaired,
     /// Tell the operator.
     Notice(Notice),
 }
@@ -111,6 +116,8 @@ pub enum Notice {
         /// Who is asked to lead instead.
         target: u64,
     },
+    /// This member is under repair.
+    UnderRepair(RepairProgress),
 }
 
 impl core::fmt::Display for Notice {
@@ -123,6 +130,7 @@ impl core::fmt::Display for Notice {
             Notice::LogStalled { stalled, target: None } => {
                 write!(f, "a write of the log takes {} ms so far, and no other member can lead", stalled.as_millis())
             }
+            Notice::UnderRepair(progress) => progress.fmt(f),
             Notice::SteppedDown { stalled } => {
                 write!(f, "a write of the log takes {} ms so far; ", stalled.as_millis())?;
                 write!(f, "this member does not lead any more")
@@ -201,6 +209,7 @@ pub struct Member {
     hashes: KeptHashes,
     auto_compactor: AutoCompactor,
     changes: Changes,
+    repairs: Repairs,
     /// When the next step of physical compaction is due.
     next_compaction: Duration,
     /// When a checkpoint is tried again that a full disk stopped.
@@ -304,7 +313,9 @@ impl Member {
             published.expect("the pages of an empty index are resident");
         }
         let forced_from = config.force_new_cluster.then(|| log.last().0);
-        let raft = RaftDriver::new(now, &config.raft(), state.restored());
+        let (mut log, mut restored) = (log, state.restored());
+        let newest_append = repairs::keep_state(&mut log, &mut restored, config.loss.as_ref());
+        let raft = RaftDriver::new(now, &config.raft(), restored);
         let applied = machine.index().view().applied();
         let before = machine.sessions().record(config.member_id).session;
         let session = forwarding::next_session(config.boot.saturating_add(1), before);
@@ -327,6 +338,7 @@ impl Member {
             hashes: KeptHashes::default(),
             auto_compactor: AutoCompactor::new(now, config.auto_compaction),
             changes: Changes::new(forced_from),
+            repairs: Repairs::new(now, &config),
             next_compaction: now,
             next_checkpoint_retry: now,
             checkpoint_began_at: 0,
@@ -337,7 +349,7 @@ impl Member {
             stalled_until: None,
             founding: false,
             undurable: VecDeque::new(),
-            newest_append: wal::AppendNumber(0),
+            newest_append,
             durable_index: log.last().0,
             replayed_to: log.last().0,
             term_start: None,
@@ -353,6 +365,8 @@ impl Member {
             config,
         };
         member.raft.set_removed(member.machine.members().removed());
+        let counts = member.counts_in_elections();
+        member.raft.set_may_campaign(counts);
         member.announce_members();
         member.pump(now);
         member.force_if_due();
@@ -526,9 +540,11 @@ impl Member {
     /// A message of the member `from`, by whom the link has authenticated. Raft's are checked before they get further.
     pub fn handle_message(&mut self, now: Duration, from: u64, message: PeerMessage) {
         match message {
-            PeerMessage::Raft(message) => {
+            PeerMessage::Raft(message) if self.may_hear(&message) => {
                 let _ = self.raft.handle_message(from, message);
             }
+            PeerMessage::Raft(_) => {}
+            PeerMessage::Repair(message) => self.handle_repair_message(from, &message),
             PeerMessage::Member(message) => self.handle_member_message(now, from, message),
             PeerMessage::Transfer(message) => self.handle_transfer_message(now, from, message),
             PeerMessage::Forward(data) => self.handle_forward(now, from, data),
@@ -595,6 +611,7 @@ impl Member {
         self.compact_physically(now);
         self.retry_checkpoint(now);
         self.expire_changes(now);
+        self.drive_repair(now);
         self.stalled_until = self.stalled_until.filter(|until| *until > now);
         self.pump(now);
     }
@@ -617,6 +634,7 @@ impl Member {
             self.changes_timeout(),
             self.stalled_until,
             self.transfer_timeout(),
+            self.repair_timeout(),
         ]
         .into_iter()
         .flatten()
@@ -665,6 +683,7 @@ impl Member {
     fn pump(&mut self, now: Duration) {
         loop {
             self.pump_raft(now);
+            self.finish_repair();
             if self.failure.is_some() || !self.drive_transfers(now) {
                 return;
             }

@@ -11,6 +11,7 @@
 //! answer   = kind 4: boot u64, number u64, what u8, and: 0 ttl i64; 1 left i64, granted i64; 2 reason u8
 //! member   = kind 5: a message about changes of the members (`members/codec.rs`)
 //! transfer = kind 6: about a snapshot, as the module `transfer` has it
+//! repair   = kind 7: about a repair, as the module `repair` has it
 //! ```
 //!
 //! All integers are little-endian. Decoding is bounds-checked and accepts nothing beyond the content's end; what decodes
@@ -22,6 +23,7 @@ use raft::eraftpb::Message;
 
 use crate::limits::{FORWARD_BYTES_MAX, REFUSED_RANGES_MAX};
 use crate::members::{MemberMessage, MembersError};
+use crate::repair::{RepairDecodeError, RepairMessage};
 use crate::transfer::{TransferError, TransferMessage};
 
 /// The version of the encoding.
@@ -34,6 +36,7 @@ mod tag {
     pub const ANSWER: u8 = 4;
     pub const MEMBER: u8 = 5;
     pub const TRANSFER: u8 = 6;
+    pub const REPAIR: u8 = 7;
 
     pub const KEEP_ALIVE: u8 = 0;
     pub const TIME_TO_LIVE: u8 = 1;
@@ -57,6 +60,8 @@ pub enum PeerMessage {
     Member(MemberMessage),
     /// About a snapshot.
     Transfer(TransferMessage),
+    /// About the repair of a member.
+    Repair(RepairMessage),
 }
 
 /// Writes that were forwarded and are not taken. None of them was or will be proposed in this term, and those of earlier
@@ -178,6 +183,9 @@ pub enum PeerDecodeError {
     /// A message about a snapshot that is none.
     #[error(transparent)]
     Transfer(#[from] TransferError),
+    /// A message about a repair that is none.
+    #[error(transparent)]
+    Repair(#[from] RepairDecodeError),
 }
 
 impl PeerMessage {
@@ -186,7 +194,7 @@ impl PeerMessage {
         match self {
             PeerMessage::Raft(message) => Lane::of(message.get_msg_type()),
             PeerMessage::Forward(_) | PeerMessage::Refused(_) | PeerMessage::Member(_) => Some(Lane::Log),
-            PeerMessage::Question(_) | PeerMessage::Answer(_) => Some(Lane::Control),
+            PeerMessage::Question(_) | PeerMessage::Answer(_) | PeerMessage::Repair(_) => Some(Lane::Control),
             PeerMessage::Transfer(_) => Some(Lane::Bulk),
         }
     }
@@ -223,6 +231,10 @@ impl PeerMessage {
                 buffer.put_u8(tag::TRANSFER);
                 message.put(&mut buffer);
             }
+            PeerMessage::Repair(message) => {
+                buffer.put_u8(tag::REPAIR);
+                message.put(&mut buffer);
+            }
         }
         Some(buffer.freeze())
     }
@@ -250,6 +262,7 @@ impl PeerMessage {
                 return Ok(PeerMessage::Member(message));
             }
             tag::TRANSFER => return Ok(PeerMessage::Transfer(TransferMessage::decode(&body.slice(2..))?)),
+            tag::REPAIR => return Ok(PeerMessage::Repair(RepairMessage::decode(&body[2..])?)),
             tag::REFUSED => PeerMessage::Refused(reader.refused()?),
             tag::QUESTION => PeerMessage::Question(reader.question()?),
             tag::ANSWER => PeerMessage::Answer(reader.answer()?),

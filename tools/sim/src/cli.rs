@@ -271,7 +271,7 @@ fn print_summary(sum: &Summary, seeds: u64, elapsed: Duration) {
         .map(|fault| fault.name())
         .filter(|name| sum.faults.contains_key(name));
     let faults: Vec<String> = known
-        .chain(["stopped", "refused", "salvaged"])
+        .chain(["stopped", "refused", "salvaged", "damaged", "repaired"])
         .map(|name| format!("{name} {}", sum.faults.get(name).copied().unwrap_or(0)))
         .collect();
     println!("{} restarts, {} of them from a checkpoint; {}", sum.restarts, sum.checkpoint_starts, faults.join(", "));

@@ -16,6 +16,7 @@ use crate::limits::{
 use crate::members::{Attributes, MemberRecord, Members};
 use crate::quota::Quota;
 use crate::raft::{Membership, MembershipError, RaftConfig, Restored};
+use crate::repair::Loss;
 use crate::request::KeyspaceId;
 use crate::sessions::Sessions;
 use crate::system::{self, SystemError};
@@ -62,6 +63,9 @@ pub struct MemberConfig {
     pub catch_up_commands: u64,
     /// Bytes a second of the snapshots that it sends; see [`TRANSFER_BYTES_PER_SECOND`].
     pub transfer_bytes_per_second: u64,
+    /// This member has lost something that it had acknowledged, and what it knows of itself. Given at every start until
+    /// [`super::Effect::Repaired`]; a member that starts with nothing has no initial members then.
+    pub loss: Option<Loss>,
 }
 
 impl MemberConfig {
@@ -87,6 +91,7 @@ impl MemberConfig {
             pending_bytes_max: PENDING_BYTES_MAX,
             catch_up_commands: CATCH_UP_COMMANDS,
             transfer_bytes_per_second: TRANSFER_BYTES_PER_SECOND,
+            loss: None,
         }
     }
 

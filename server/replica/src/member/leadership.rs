@@ -65,6 +65,7 @@ impl Member {
         self.leadership.links.insert(id, Some(now));
         self.raft.handle_link();
         self.note_peer_up(now, id);
+        self.note_peer_up_for_repair(now, id);
         self.sender.handle_peer_up(now, id);
         // What was under way when the link went down may be lost.
         if self.raft.role() == Role::Follower(id) {
@@ -189,7 +190,8 @@ impl Member {
         self.watch_space(now);
         let patience = self.config.election_timeout;
         let stalled = self.undurable.front().map(|undurable| now.saturating_sub(undurable.since));
-        self.raft.set_may_campaign(stalled.is_none_or(|stalled| stalled < patience / 2));
+        let counts = self.counts_in_elections();
+        self.raft.set_may_campaign(counts && stalled.is_none_or(|stalled| stalled < patience / 2));
         let Some(stalled) = stalled.filter(|stalled| *stalled >= patience && self.leads() && !self.raft.is_alone())
         else {
             self.leadership.step_down_at = None;
@@ -229,7 +231,7 @@ impl Member {
         self.leadership.transfer.as_ref().map(|transfer| transfer.by)
     }
 
-    fn notice(&mut self, notice: Notice) {
+    pub(super) fn notice(&mut self, notice: Notice) {
         self.out.push_back(Outgoing { effect: Effect::Notice(notice), published: None });
     }
 

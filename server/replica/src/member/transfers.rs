@@ -108,7 +108,11 @@ impl Member {
         let Offer { id, index, term, ref membership } = *offer;
         let is_known = self.receiver.offer().is_some_and(|(known, offer)| (known, offer.id) == (from, id));
         let is_member = membership.voters.iter().chain(&membership.learners).any(|member| *member == self.raft.id());
-        let takes = !self.founding && is_member && membership.is_sound() && self.raft.needs_snapshot(index, term);
+        let takes = !self.founding
+            && !self.repairs.is_deaf()
+            && is_member
+            && membership.is_sound()
+            && self.raft.needs_snapshot(index, term);
         if (takes || is_known) && self.receiver.handle_offer(now, from, offer) {
             self.machine.index_mut().begin_import();
         }

@@ -571,6 +571,37 @@ impl RaftDriver {
         self.acknowledged.forget();
     }
 
+    /// A member has lost what it had acknowledged: if this one leads, it counts none of it any more, and finds out anew
+    /// what that member has.
+    pub fn withdraw_acknowledged(&mut self, id: u64) {
+        let raft = &mut self.node.raft;
+        if raft.state != StateRole::Leader || id == raft.id || canary::is_on(Canary::LostAcknowledgementsCount) {
+            return;
+        }
+        let next = raft.raft_log.last_index() + 1;
+        if let Some(progress) = raft.mut_prs().get_mut(id) {
+            (progress.matched, progress.committed_index) = (0, 0);
+            (progress.pending_snapshot, progress.pending_request_snapshot) = (0, 0);
+            progress.become_probe();
+            progress.next_idx = next;
+            self.node.mut_store().note_refilled();
+        }
+    }
+
+    /// Whether the log holds a change of the members that is not applied.
+    pub fn has_unapplied_change(&self) -> bool {
+        self.node.store().has_unapplied_change()
+    }
+
+    /// This member may have voted and answered in terms up to this one, and does not remember it: it enters the term, and
+    /// nobody has its vote there.
+    pub fn enter_term(&mut self, term: u64) {
+        let raft = &mut self.node.raft;
+        assert!(term >= raft.term && raft.state == StateRole::Follower, "it was silent until now");
+        raft.become_follower(term, 0);
+        raft.vote = raft.id;
+    }
+
     /// What was sent to a member last may be lost.
     pub fn report_unreachable(&mut self, id: u64) {
         self.acknowledged.forget();

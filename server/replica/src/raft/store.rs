@@ -104,13 +104,18 @@ impl LogStore {
             self.membership = membership.clone();
         }
         while self.base_index < self.applied_index && self.is_dispensable(keep) {
-            let entry = self.entries.pop_front().expect("applied entries behind the base are held");
-            self.bytes -= cost(&entry);
-            self.applied_bytes -= cost(&entry);
-            self.applied_commands -= commands(&entry);
-            self.base_index = entry.index;
-            self.base_term = entry.term;
+            self.forget_oldest();
         }
+    }
+
+    /// Forgets the oldest entry, which is applied.
+    fn forget_oldest(&mut self) {
+        let entry = self.entries.pop_front().expect("applied entries behind the base are held");
+        self.bytes -= cost(&entry);
+        self.applied_bytes -= cost(&entry);
+        self.applied_commands -= commands(&entry);
+        self.base_index = entry.index;
+        self.base_term = entry.term;
     }
 
     /// Whether the oldest entry, which is applied, need not be kept.
@@ -124,6 +129,20 @@ impl LogStore {
     /// begins at its first entry would say too little.
     pub(super) fn note_joiner(&mut self) {
         self.has_joiners = true;
+    }
+
+    /// Whether a change of the members is in the log and not applied.
+    pub(super) fn has_unapplied_change(&self) -> bool {
+        let first = self.position(self.applied_index.max(self.base_index) + 1);
+        self.entries.range(first..).any(|entry| entry.get_entry_type() != EntryType::EntryNormal)
+    }
+
+    /// Somebody who is being filled may not know what the cluster was founded with.
+    pub(super) fn note_refilled(&mut self) {
+        self.note_joiner();
+        if self.base_index == 0 && self.applied_index > 0 {
+            self.forget_oldest();
+        }
     }
 
     fn position(&self, index: u64) -> usize {

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, dead_code, reason = "each test uses what it needs")]
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -10,8 +11,9 @@ use garboard_replica::envelope::Request;
 use garboard_replica::peer::PeerMessage;
 use garboard_replica::raft::Membership;
 use garboard_replica::request::{Command, Put};
-use garboard_sim::node::{Node, read};
+use garboard_sim::node::{Node, Rescue, Start, read};
 use garboard_simdisk::Rng;
+use raft::eraftpb::MessageType;
 
 /// What the network does to a message.
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +48,13 @@ pub struct Cluster {
     pub dead: Vec<usize>,
     /// Whether forwarded writes are lost.
     pub no_forwards: bool,
+    /// Whom no entries reach.
+    pub no_appends_to: Option<u64>,
     under_way: Vec<UnderWay>,
+    /// Who led in each term.
+    leaders: BTreeMap<u64, usize>,
+    /// Whom each member voted for in each term.
+    votes: BTreeMap<(usize, u64), u64>,
 }
 
 pub const STEP: Duration = Duration::from_micros(100);
@@ -84,7 +92,10 @@ impl Cluster {
             cut: Vec::new(),
             dead: Vec::new(),
             no_forwards: false,
+            no_appends_to: None,
             under_way: Vec::new(),
+            leaders: BTreeMap::new(),
+            votes: BTreeMap::new(),
         }
     }
 
@@ -121,8 +132,9 @@ impl Cluster {
         for (at, node) in self.nodes.iter_mut().enumerate() {
             if self.dead.contains(&at) { node.now = now } else { node.run_until(now) }
         }
-        for from in 0..self.nodes.len() {
-            self.collect(from);
+        for at in 0..self.nodes.len() {
+            self.collect(at);
+            self.check_leader(at);
         }
         self.deliver(now);
         for from in 0..self.nodes.len() {
@@ -130,14 +142,35 @@ impl Cluster {
         }
     }
 
+    /// No term has two leaders.
+    fn check_leader(&mut self, at: usize) {
+        let member = &self.nodes[at].member;
+        if !self.dead.contains(&at) && member.leads() {
+            let leader = *self.leaders.entry(member.term()).or_insert(at);
+            assert_eq!(leader, at, "term {} has two leaders", member.term());
+        }
+    }
+
+    /// No member votes for two in a term, in one life or in several.
+    fn check_vote(&mut self, from: usize, message: &PeerMessage) {
+        let PeerMessage::Raft(message) = message else { return };
+        if message.get_msg_type() == MessageType::MsgRequestVoteResponse && !message.reject {
+            let vote = *self.votes.entry((from, message.term)).or_insert(message.to);
+            assert_eq!(vote, message.to, "member {} votes twice in term {}", from + 1, message.term);
+        }
+    }
+
     /// Takes what a member sends.
     pub fn collect(&mut self, from: usize) {
         let now = self.nodes[from].now;
         while let Some((to, message)) = self.nodes[from].member.poll_message() {
+            self.check_vote(from, &message);
             let to = at_of(to);
             let copies = 1 + u32::from(self.rng.below(1_000) < self.network.twice_per_mille);
             for _ in 0..copies {
-                let unwanted = self.no_forwards && matches!(message, PeerMessage::Forward(_));
+                let is_append = matches!(&message, PeerMessage::Raft(message)
+                    if message.get_msg_type() == MessageType::MsgAppend && self.no_appends_to == Some(message.to));
+                let unwanted = is_append || self.no_forwards && matches!(message, PeerMessage::Forward(_));
                 if unwanted || self.rng.below(1_000) < self.network.loss_per_mille {
                     continue;
                 }
@@ -182,6 +215,12 @@ impl Cluster {
         self.leader().expect("a leader that stays")
     }
 
+    /// The leader, once there is one.
+    pub fn elect_soon(&mut self) -> usize {
+        assert!(self.run_until(Duration::from_secs(30), |cluster| cluster.leader().is_some()), "no leader");
+        self.leader().expect("just seen")
+    }
+
     /// The process is killed; its disk keeps what it was given. The others see it at once if `noticed`.
     pub fn kill(&mut self, at: usize, noticed: bool) {
         self.collect(at);
@@ -206,6 +245,15 @@ impl Cluster {
         let start = self.nodes[at].start_process();
         let start = start.unwrap_or_else(|refusal| panic!("the member does not open: {refusal}"));
         assert!(!start.founded, "member {} is founded anew", at + 1);
+    }
+
+    /// Starts a member, which is repaired from the others if something of it is damaged, on connections of its own.
+    pub fn revive_repaired(&mut self, at: usize) -> Start {
+        self.dead.retain(|dead| *dead != at);
+        self.under_way.retain(|message| message.from != at && message.to != at);
+        self.nodes[at].now = self.now();
+        let start = self.nodes[at].start_with(Rescue::Peers);
+        start.unwrap_or_else(|refusal| panic!("the member does not open: {refusal}"))
     }
 
     /// Keys in order, with their modification revision and version.

@@ -6,6 +6,7 @@
 //!   identity              format version, cluster, member; written first, so that nothing is ever taken for ours
 //!   peer-key              this member's key towards its peers
 //!   peer-pins             the peers' keys as they were at first contact
+//!   repair                while the member is repaired from its peers, how far that is (`repair.rs`)
 //!   keyspace-0/index      the MVCC index
 //!   wal/manifest          the log's shape; `--wal-dir` puts this folder elsewhere
 //!   wal/shard-0000/…      the log's segments
@@ -177,6 +178,11 @@ impl DataDir {
     /// The index's file.
     pub fn index_path(&self) -> PathBuf {
         self.root.join("keyspace-0").join("index")
+    }
+
+    /// The mark of a repair.
+    pub fn repair_path(&self) -> PathBuf {
+        self.root.join("repair")
     }
 
     /// The member's own key towards its peers.

@@ -111,9 +111,9 @@ pub fn stop_process(message: &str) -> ! {
 
 /// Ends the process over a page of the index that can't be read or is damaged, and says in which file, and what to do.
 pub fn stop_over_page(error: &PageError) -> ! {
+    let advice = if bus_error::leave_mark() { bus_error::REFILL_ADVICE } else { bus_error::RESTORE_ADVICE };
     stop_process(&format!(
-        "{}: {}; nothing of it was served. Check the device and the kernel's log, then start again; if it stays so, \
-         restore the member from a snapshot into an empty --data-dir",
+        "{}: {}; nothing of it was served. {advice}",
         bus_error::watched_path().display(),
         with_sources(error)
     ))

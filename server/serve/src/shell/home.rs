@@ -26,6 +26,7 @@ use super::log_files::LogFiles;
 use super::mesh::{Answers, Outgoing, ToCore, batch_bytes};
 use super::net::CoreLoad;
 use super::peers::{PeerEvent, Peers};
+use super::repair::{self, RepairFiles};
 use super::scrub::Scrub;
 use super::start::StartError;
 use crate::canary::{self, Canary};
@@ -120,6 +121,8 @@ pub struct Home {
     pub edge: Rc<dyn Edge>,
     /// This member was removed, and is about to end.
     pub is_leaving: bool,
+    /// What is kept of a repair.
+    pub repair: RepairFiles,
 }
 
 impl Home {
@@ -180,6 +183,7 @@ impl Home {
                     self.outgoing[core].push(ToCore::Answers(std::mem::take(answers)));
                 }
             }
+            repair::note_peers(self.member.has_other_voters());
             self.shared.raft_term.store(self.member.term(), Ordering::Relaxed);
             self.shared.leader.store(self.member.leader(), Ordering::Relaxed);
             self.shared.leaderless.store(self.member.is_leaderless(now), Ordering::Relaxed);
@@ -322,6 +326,7 @@ impl Home {
                 }
                 Effect::Members(members) => self.set_members(members),
                 Effect::Removed => self.leave(),
+                Effect::Repaired => self.end_repair(),
                 Effect::Restored { revision, fill } => {
                     tracing::info!("{fill}");
                     for core in self.outgoing.iter().skip(1) {
@@ -352,6 +357,20 @@ impl Home {
         });
         self.peers.set_members(self.edge.now(), others, &removed, members_json(&members));
         self.shared.members.set(members, self.shared.identity.member_id);
+    }
+
+    /// The member holds again what it may have acknowledged.
+    fn end_repair(&self) {
+        match self.repair.remove_mark() {
+            Ok(()) => tracing::info!("repaired: this member holds again all that it had acknowledged"),
+            Err(error) => tracing::warn!("repaired, but that can't be noted, so the next start is a repair: {error}"),
+        }
+        let repair = self.repair.clone();
+        spawn(async move {
+            if let Err(error) = garboard_executor::blocking(move || repair.remove_aside()).await {
+                tracing::warn!("what was set aside for the repair can't be removed: {error}");
+            }
+        });
     }
 
     /// The member was removed: it ends, once its answers and messages had their time to leave.

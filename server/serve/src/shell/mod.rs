@@ -26,6 +26,7 @@ mod peer_port;
 mod peer_tls;
 mod peers;
 mod probe;
+mod repair;
 mod salvage;
 mod scrub;
 mod signals;
@@ -54,6 +55,7 @@ use self::home::{Home, Inbox};
 use self::mesh::{Answers, Lane, Outgoing, ToCore, ToHome};
 use self::net::{Accepted, ConnectionConfig, CoreLoad, Listener};
 use self::peers::{PeerSockets, Peers};
+use self::repair::RepairFiles;
 pub use self::salvage::{Salvage, salvage};
 pub use self::start::StartError;
 use crate::config::{Config, GARBOARD_VERSION, ListenAddress};
@@ -282,6 +284,7 @@ async fn home_core(
         outgoing: outgoing.clone(),
         edge,
         is_leaving: false,
+        repair: RepairFiles::of(&dir),
     };
     let keep = || start::mark_ready(&dir, &standing);
     home.run(keep, || {

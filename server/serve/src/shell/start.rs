@@ -8,9 +8,10 @@ use garboard_replica::auto_compaction::AutoCompaction;
 use garboard_replica::member::{self, Member, MemberConfig, RecoveredState};
 use garboard_replica::members::Attributes;
 use garboard_replica::raft::Membership;
+use garboard_replica::repair::{Loss, Mark, Stage as RepairStage};
 use garboard_replica::request::KeyspaceId;
 use garboard_storage::{Index, IndexConfig, MappedFile, OpenError, OpenFacts, PageFile, limits};
-use garboard_wal::{Anchor, Log, LogConfig, MetaFacts, Recovery, RecoveryError, SegmentFile};
+use garboard_wal::{Anchor, HardState, Log, LogConfig, ManifestError, MetaFacts, Recovery, RecoveryError, SegmentFile};
 
 use super::bus_error;
 use super::data_dir::{DataDir, DataDirError, Ownership, Stage};
@@ -19,6 +20,8 @@ use super::index_file::IndexFile;
 use super::log_files::LogFiles;
 use super::log_reader;
 use super::memory;
+use super::peer_keys;
+use super::repair::{self, RepairFiles};
 use crate::config::{self, Config, Url};
 
 /// Why a server does not start.
@@ -100,7 +103,7 @@ pub async fn open_member(
     let index_config = index_config(config, standing);
     let log_files = LogFiles::new(dir.wal_path().to_path_buf());
     if standing.origin == Origin::Data {
-        let opened = reopen(dir, index_config, member_config, log_files, now).await?;
+        let opened = reopen_or_repair(dir, config, standing, now).await?;
         if opened.member.members().is_removed(member_id) {
             return Err(StartError::Removed(config.data_dir.display().to_string()));
         }
@@ -108,6 +111,18 @@ pub async fn open_member(
     }
     dir.remove_unfinished()?;
     dir.set_ownership(&Ownership { cluster_id, member_id, stage: Stage::Creating })?;
+    repair::prepare(&RepairFiles::of(dir), None);
+    create(dir, index_config, member_config, log_files, now)
+}
+
+/// A member with an empty index and an empty log.
+fn create(
+    dir: &DataDir,
+    index_config: IndexConfig,
+    member_config: MemberConfig,
+    log_files: LogFiles,
+    now: Duration,
+) -> Result<Opened, StartError> {
     let path = dir.index_path();
     let index_file = IndexFile::create(&path).map_err(|source| failed("creating", &path, source))?;
     let index = Index::create(index_config, map(&index_file)?);
@@ -123,6 +138,10 @@ pub async fn open_member(
 /// What the file system answers.
 pub fn mark_ready(dir: &DataDir, standing: &Standing) -> Result<(), StartError> {
     let Standing { cluster_id, member_id, .. } = *standing;
+    let repair = RepairFiles::of(dir);
+    if let Some(mark) = repair.mark()?.filter(|mark| mark.stage == RepairStage::Clearing) {
+        repair.set_mark(&Mark { stage: RepairStage::Filling, ..mark })?;
+    }
     let ready = Ownership { cluster_id, member_id, stage: Stage::Ready };
     // A directory that has served needs no write, for which a full disk would have no room.
     if dir.ownership()? == Some(ready) {
@@ -131,16 +150,142 @@ pub fn mark_ready(dir: &DataDir, standing: &Standing) -> Result<(), StartError> 
     Ok(dir.set_ownership(&ready)?)
 }
 
+/// Opens the member of a directory that has served. What is damaged of one that has peers is left to them: it is under
+/// repair then.
+async fn reopen_or_repair(
+    dir: &DataDir,
+    config: &Config,
+    standing: &Standing,
+    now: Duration,
+) -> Result<Opened, StartError> {
+    let (index_config, repair) = (index_config(config, standing), RepairFiles::of(dir));
+    let mark = repair.mark()?;
+    repair::prepare(&repair, mark.clone());
+    let member_config = |mark: Option<&Mark>| {
+        let peers = known_peers(dir, config, standing);
+        let loss = mark.map(|mark| Loss { peers, ..mark.loss.clone() });
+        Ok::<_, StartError>(MemberConfig { loss, ..member_config(config, standing)? })
+    };
+    let is_given_up = mark.as_ref().is_some_and(|mark| config.force_new_cluster && mark.stage == RepairStage::Filling);
+    if is_given_up {
+        tracing::warn!("this member becomes the only one, and what it lacks is given up");
+        repair.remove_mark().map_err(|source| failed("removing", &dir.repair_path(), source))?;
+    }
+    let mark = match mark.filter(|_| !is_given_up) {
+        None => {
+            repair
+                .remove_aside()
+                .map_err(|source| failed("removing what was set aside for", dir.wal_path(), source))?;
+            None
+        }
+        Some(mark) if mark.stage == RepairStage::Filling => Some(mark),
+        Some(mark) => {
+            let is_found = mark.stage == RepairStage::Found;
+            let mark = Mark { stage: RepairStage::Clearing, ..mark };
+            let mark = if is_found { mark.with_state(newest_state(dir, &index_config).await) } else { mark };
+            return refill(dir, index_config, member_config(Some(&mark))?, &mark, now);
+        }
+    };
+    let error = match reopen(dir, index_config.clone(), member_config(mark.as_ref())?, false, now).await {
+        Ok(opened) => return Ok(opened),
+        Err(error) => error,
+    };
+    let has_peers = has_peers(dir, config, standing, &index_config);
+    if !is_damage(&error) || !has_peers || config.force_new_cluster {
+        return Err(error);
+    }
+    tracing::error!("{}", super::edge::with_sources(&error));
+    let mark = Mark::begin(RepairStage::Filling, mark).with_state(newest_state(dir, &index_config).await);
+    let is_cut = matches!(&error, StartError::Log { source: RecoveryError::Damaged(damage), .. } if damage.repairable);
+    if is_cut {
+        repair.set_mark(&mark)?;
+        let opened = reopen(dir, index_config.clone(), member_config(Some(&mark))?, true, now).await;
+        if opened.is_ok() {
+            tracing::warn!("under repair: the log is cut before the damage, and the other members give back the rest");
+            return opened;
+        }
+    }
+    let mark = Mark { stage: RepairStage::Clearing, ..mark };
+    refill(dir, index_config, member_config(Some(&mark))?, &mark, now)
+}
+
+/// Begins anew with nothing but what is known of the last vote; the other members fill it.
+fn refill(
+    dir: &DataDir,
+    index_config: IndexConfig,
+    member_config: MemberConfig,
+    mark: &Mark,
+    now: Duration,
+) -> Result<Opened, StartError> {
+    tracing::warn!("under repair: index and log are set aside, and the other members refill this one");
+    RepairFiles::of(dir).set_aside(mark)?;
+    let member_config = MemberConfig { initial_members: Membership::default(), ..member_config };
+    create(dir, index_config, member_config, LogFiles::new(dir.wal_path().to_path_buf()), now)
+}
+
+/// Whether this is damage that other members can mend: rot, not a file that is missing, of another version or of another
+/// store.
+fn is_damage(error: &StartError) -> bool {
+    match error {
+        StartError::Index { source, .. } => {
+            matches!(source, OpenError::NoMeta(_) | OpenError::Truncated { .. } | OpenError::FreeMap { .. })
+        }
+        StartError::Log { source, .. } => match source {
+            RecoveryError::Damaged(_) | RecoveryError::NoMeta { .. } | RecoveryError::Meta { .. } => true,
+            RecoveryError::Manifest(reason) => !matches!(reason, ManifestError::Version { .. }),
+            _ => false,
+        },
+        StartError::Member { .. } => true,
+        _ => false,
+    }
+}
+
+/// Whether the index knows other voters, or where it can't be read whether flags or pinned keys name other members.
+fn has_peers(dir: &DataDir, config: &Config, standing: &Standing, index_config: &IndexConfig) -> bool {
+    let membership = open_index(dir, index_config.clone()).ok();
+    let membership = membership.and_then(|(_, _, facts)| Membership::from_bytes(&facts.conf).ok());
+    match membership.filter(|membership| !membership.is_empty()) {
+        Some(membership) => membership.voters.iter().any(|id| *id != standing.member_id),
+        None => !known_peers(dir, config, standing).is_empty(),
+    }
+}
+
+/// Members that flags and pinned keys name.
+fn known_peers(dir: &DataDir, config: &Config, standing: &Standing) -> Vec<u64> {
+    let pinned = peer_keys::load_pins(&dir.peer_pins_path()).unwrap_or_default();
+    let named = config.cluster.members.iter().map(|member| member.id);
+    let named = named.filter(|_| config.cluster.cluster_id == standing.cluster_id);
+    let known: std::collections::BTreeSet<u64> = named.chain(pinned.into_keys()).collect();
+    known.into_iter().filter(|id| *id != standing.member_id).collect()
+}
+
+/// The log's newest term and vote, if that can be told.
+async fn newest_state(dir: &DataDir, index_config: &IndexConfig) -> Option<HardState> {
+    // An open segment is locked until it is closed.
+    let log_files = || LogFiles::new(dir.wal_path().to_path_buf());
+    let facts = open_index(dir, index_config.clone()).ok().map(|(_, _, facts)| facts);
+    let with_anchor = match &facts {
+        Some(facts) if Anchor::from_bytes(&facts.anchor).is_ok() => scan_log(dir, facts, &log_files()).await.ok(),
+        _ => None,
+    };
+    match with_anchor {
+        Some(mut recovery) => recovery.newest_state(),
+        None => scan(dir, &log_files(), Recovery::survey).await.ok()?.newest_state(),
+    }
+}
+
 async fn reopen(
     dir: &DataDir,
     index_config: IndexConfig,
     member_config: MemberConfig,
-    log_files: LogFiles,
+    is_cut: bool,
     now: Duration,
 ) -> Result<Opened, StartError> {
+    let log_files = LogFiles::new(dir.wal_path().to_path_buf());
     let (index_file, index, facts) = open_index(dir, index_config)?;
     let recovery = scan_log(dir, &facts, &log_files).await?;
-    let recovered = recovery.finish().map_err(|source| refused(dir, source))?;
+    let recovered = if is_cut { recovery.finish_repaired(Vec::new()) } else { recovery.finish() };
+    let recovered = recovered.map_err(|source| refused(dir, source))?;
     tracing::info!(
         entries = recovered.entries.len(),
         read_bytes = recovered.report.read_bytes,
@@ -180,6 +325,14 @@ pub async fn scan_log(dir: &DataDir, facts: &OpenFacts, log_files: &LogFiles) ->
         applied_term: facts.applied.term,
         anchor: Anchor::from_bytes(&facts.anchor).ok(),
     };
+    scan(dir, log_files, |config, manifest, segments| Recovery::new(config, manifest, segments, meta)).await
+}
+
+async fn scan(
+    dir: &DataDir,
+    log_files: &LogFiles,
+    begin: impl FnOnce(LogConfig, &[u8], Vec<SegmentFile>) -> Result<Recovery, RecoveryError>,
+) -> Result<Recovery, StartError> {
     let manifest_path = dir.manifest_path();
     let manifest = std::fs::read(&manifest_path).map_err(|source| failed("reading", &manifest_path, source))?;
     let mut segments = Vec::new();
@@ -192,8 +345,7 @@ pub async fn scan_log(dir: &DataDir, facts: &OpenFacts, log_files: &LogFiles) ->
         opened.map_err(|source| failed("opening", &log_files.path(file.shard, file.segment), source))?;
     }
     log_files.sync_all().await.map_err(|source| failed("syncing", dir.wal_path(), source))?;
-    let mut recovery =
-        Recovery::new(LogConfig::default(), &manifest, segments, meta).map_err(|source| refused(dir, source))?;
+    let mut recovery = begin(LogConfig::default(), &manifest, segments).map_err(|source| refused(dir, source))?;
     log_reader::read_log(&mut recovery, log_files);
     Ok(recovery)
 }

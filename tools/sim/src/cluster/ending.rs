@@ -57,7 +57,7 @@ impl Cluster {
             self.machines[at].doom = None;
             self.machines[at].node.disk.lock().expect("one thread").clear_plans();
             self.lift_capacity(at);
-            self.repair(at);
+            self.restore_sector(at);
             if self.machines[at].is_up() {
                 let life = self.machines[at].life;
                 self.machines[at].node.hold_until(self.now);
@@ -88,6 +88,7 @@ impl Cluster {
             machine.published == newest
                 && machine.log.last_index() == newest
                 && machine.is_quiet()
+                && !machine.node.is_under_repair_on_disk()
                 && !machine.node.member.machine().index().compaction_pending()
         };
         self.ops.is_empty() && self.reads.is_empty() && self.is_led() && self.machines.iter().all(rests)
@@ -107,8 +108,9 @@ impl Cluster {
                     let (first, last) = (machine.published, machine.log.last_index());
                     let (up, term, leads, quiet) = (machine.is_up(), member.term(), member.leads(), machine.is_quiet());
                     format!(
-                        "m{}: up {up}, term {term}, leads {leads}, published {first} of {last}, quiet {quiet}",
-                        machine.id
+                        "m{}: up {up}, term {term}, leads {leads}, published {first} of {last}, quiet {quiet}, repair {}",
+                        machine.id,
+                        machine.node.is_under_repair_on_disk()
                     )
                 });
                 let members: Vec<String> = members.collect();

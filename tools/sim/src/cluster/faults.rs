@@ -9,7 +9,7 @@ use garboard_simdisk::{self as simdisk, Operation};
 use super::clients::What;
 use super::machine::Input;
 use super::{Cluster, Event, breaks_io};
-use crate::node::{Refusal, Stop};
+use crate::node::{Rescue, Stop};
 use crate::outcome::{Check, violated, with_sources};
 use crate::plan::Fault;
 use crate::rotten::Rotten;
@@ -303,7 +303,11 @@ impl Cluster {
         let how = if self.rng.chance(50) { Fault::Crash } else { Fault::Kill };
         self.end(at, how)?;
         if rotten {
-            self.repair(at);
+            // The page was never served, and the next start refills the member.
+            let machine = &mut self.machines[at];
+            machine.rotten = None;
+            machine.node.mark_damaged();
+            *self.summary.faults.entry("damaged").or_default() += 1;
         }
         Ok(())
     }
@@ -316,10 +320,19 @@ impl Cluster {
             return Ok(());
         }
         machine.node.now = machine.node.now.max(now);
-        let start = match machine.node.start_process() {
+        // Only where something has rotted a start may find damage.
+        let rescue = if machine.rotten.is_some() { Rescue::Peers } else { Rescue::Nothing };
+        let before = machine.node.is_under_repair_on_disk();
+        let start = match machine.node.start_with(rescue) {
             Ok(start) => start,
-            Err(refusal) => return self.refused(at, &refusal),
+            Err(refusal) => return violated("a member opens after any crash", "", with_sources(&refusal)),
         };
+        let is_repair = machine.node.member.is_under_repair();
+        if is_repair && !before {
+            machine.rotten = None;
+            *self.summary.faults.entry("damaged").or_default() += 1;
+        }
+        let machine = &mut self.machines[at];
         machine.begin(&start, self.plan.each.watch)?;
         machine.published = start.applied_index;
         if start.applied_index > self.history.committed_index() {
@@ -337,7 +350,11 @@ impl Cluster {
                 start.last_index,
                 start.entries.len(),
                 start.cut_count,
-                if start.founded { ", a new store" } else { "" },
+                match (start.founded, is_repair) {
+                    (true, _) => ", a new store",
+                    (false, true) => ", under repair",
+                    (false, false) => "",
+                },
             )
         });
         let machine = &mut self.machines[at];
@@ -352,27 +369,13 @@ impl Cluster {
         self.observe(at)
     }
 
-    /// A start is refused, which it may only be where something has rotted; the sector is restored, and it is tried again.
-    fn refused(&mut self, at: usize, refusal: &Refusal) -> Check {
-        let text = with_sources(refusal);
-        self.story.tell(self.now, "refuse", at as u64, || format!("m{}: the start is refused: {text}", at + 1));
-        if self.machines[at].rotten.is_none() || !refusal.is_damage() {
-            return violated("a member opens after any crash", "", text);
-        }
-        *self.summary.faults.entry("refused").or_default() += 1;
-        self.repair(at);
-        let pause = if self.calm { Duration::from_millis(100) } else { self.draw_millis(14) };
-        self.after(Event::Start(at), pause);
-        Ok(())
-    }
-
     /// A sector of a machine rots once everything that it has written is known to be durable: until its seal a log's
-    /// last batch can't be told from one that was torn. At most a minority is struck at a time.
+    /// last batch can't be told from one that was torn. At most a minority is struck at a time, or under repair.
     pub(super) fn try_rot(&mut self, at: usize, tries: u32) -> Check {
-        let struck = self.machines.iter().filter(|machine| machine.rotten.is_some()).count();
+        let struck = self.machines.iter().filter(|machine| machine.is_struck()).count();
         let minority = (self.machines.len() - 1) / 2;
         let machine = &self.machines[at];
-        if self.calm || machine.rotten.is_some() || struck >= minority || tries > ROT_TRIES {
+        if self.calm || machine.is_struck() || struck >= minority || tries > ROT_TRIES {
             return Ok(());
         }
         if !machine.is_quiet() {
@@ -393,8 +396,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// The sector that rotted is restored, unless it was written since.
-    pub(super) fn repair(&mut self, at: usize) {
+    /// A sector that rotted and that nobody has missed is restored, unless it was written since.
+    pub(super) fn restore_sector(&mut self, at: usize) {
         let machine = &mut self.machines[at];
         let Some(rotten) = machine.rotten.take() else { return };
         let restored = rotten.repair(&mut machine.node.disk.lock().expect("one thread"));

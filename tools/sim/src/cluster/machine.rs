@@ -67,6 +67,15 @@ impl LogCopy {
         self.entries.push_back(entry);
     }
 
+    /// What a start has not found is lost.
+    fn lose(&mut self, start: &Start) {
+        if start.applied_index >= self.base {
+            return;
+        }
+        self.replaced.extend(std::mem::take(&mut self.entries));
+        self.base = start.applied_index;
+    }
+
     /// A process has found this on its disk, where its predecessor had everything up to `durable` durable.
     pub(super) fn found(&mut self, start: &Start, durable: u64) -> Check {
         if start.last_index < durable {
@@ -210,6 +219,11 @@ impl Machine {
         self.durable_index() >= index && self.log.holds(index, term)
     }
 
+    /// Whether something of it has rotted, or was lost by that and is not there again yet.
+    pub(super) fn is_struck(&self) -> bool {
+        self.rotten.is_some() || self.node.is_under_repair_on_disk()
+    }
+
     /// Whether everything that the process has written is durable, and known to be.
     pub(super) fn is_quiet(&self) -> bool {
         let member = &self.node.member;
@@ -250,6 +264,11 @@ impl Machine {
     /// A process runs again, on what it has found.
     pub(super) fn begin(&mut self, start: &Start, watch: WatchConfig) -> Check {
         let mut durable = self.durable_index;
+        if self.node.member.is_under_repair() && start.last_index < durable {
+            // It lacks something that was durable, and is not to count before it has it again.
+            self.log.lose(start);
+            (durable, self.published) = (0, start.applied_index);
+        }
         if start.applied_index > self.published {
             // A snapshot was put in the state's place, and nobody was told yet.
             self.log.restore(start.applied_index);

@@ -430,6 +430,10 @@ impl Cluster {
             return violated("no member fails over what it is sent", "", format!("m{}: {failure}", at + 1));
         }
         let now = self.now;
+        if std::mem::take(&mut self.machines[at].node.repaired) {
+            self.story.tell(now, "repaired", at as u64, || format!("m{} is repaired", at + 1));
+            *self.summary.faults.entry("repaired").or_default() += 1;
+        }
         let mut restored = std::mem::take(&mut self.machines[at].node.restored);
         if !restored.is_empty() {
             let machine = &mut self.machines[at];

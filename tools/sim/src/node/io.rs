@@ -113,6 +113,9 @@ impl Node {
                 if !self.served && self.has_peers() {
                     self.insist_on_served();
                 }
+                if self.is_clearing {
+                    self.end_clearing();
+                }
                 let mut bytes = vec![0; len];
                 self.member.fill(op, &mut bytes);
                 self.note_batch(op, &bytes);

@@ -138,6 +138,10 @@ pub struct Node {
     last_event_revision: i64,
     /// Whether somebody may have relied on what is on the disk.
     served: bool,
+    /// What is on the disk is a beginning, under repair, that nobody relies on yet.
+    is_clearing: bool,
+    /// Whether a repair has ended. Taken by whoever looks.
+    pub repaired: bool,
     /// How often the process was started.
     pub starts: u64,
 }
@@ -206,6 +210,8 @@ impl Node {
             durable_in: BTreeMap::new(),
             last_event_revision: 1,
             served: false,
+            is_clearing: false,
+            repaired: false,
             starts: 1,
         }
     }
@@ -435,6 +441,7 @@ impl Node {
                 Effect::Members(members) => self.members = members,
                 // Tests ask the member itself.
                 Effect::Removed => {}
+                Effect::Repaired => self.end_repair(),
                 Effect::Restored { revision, .. } => {
                     assert!(revision >= self.last_event_revision, "no snapshot goes back");
                     assert!(revision <= self.member.reader().revision(), "a snapshot is told of once it is published");
