@@ -356,6 +356,25 @@ fn a_leader_that_nobody_takes_over_from_removes_itself_all_the_same() {
 }
 
 #[test]
+fn a_member_that_only_hears_from_others_that_it_was_removed_answers_who_asked_for_that() {
+    let mut cluster = Cluster::new(33, 3);
+    let (leader, gone) = (cluster.leader(), cluster.follower());
+    let left: Vec<u64> = (1..=3).filter(|id| *id != gone).collect();
+    let removal = cluster.ask(gone, Request::Member { member_id: gone, action: ChangeAction::Remove });
+    cluster.run_for(STEP);
+    // The others cut it off as soon as they know.
+    cluster.cut.insert(gone);
+    cluster.run_for(Duration::from_millis(500));
+    assert!(cluster.members(leader).is_removed(gone) && !cluster.members(gone).is_removed(gone));
+    let write = cluster.put(gone, "too late");
+    cluster.nodes.get_mut(&gone).unwrap().member.handle_removed();
+    cluster.run_for(STEP);
+    assert_eq!(cluster.answer(gone, removal), Ok(left));
+    let answer = cluster.nodes[&gone].answers.iter().find(|(answered, _)| *answered == write);
+    assert!(matches!(answer, Some((_, Err(Error::Stopped)))), "{answer:?}");
+}
+
+#[test]
 fn a_member_that_was_removed_unheard_disturbs_nobody() {
     let mut cluster = Cluster::new(9, 3);
     let gone = cluster.follower();

@@ -6,6 +6,7 @@
 
 use core::time::Duration;
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use super::writes::Origin;
 use super::{Effect, Member, Outgoing};
@@ -329,10 +330,37 @@ impl Member {
     fn announce_removal(&mut self) {
         if !self.changes.removal_told && self.members().is_removed(self.raft.id()) {
             self.changes.removal_told = true;
-            for write in self.outbox.expire(Duration::MAX) {
-                self.answer(write.ticket, Err(Error::Stopped));
-            }
+            self.stop_writes();
             self.out.push_back(Outgoing { effect: Effect::Removed, published: None });
+        }
+    }
+
+    /// Another member refuses this one because it was removed. From now on this member hears neither that its own removal,
+    /// for which it may have been asked, is done, nor what became of anything else.
+    pub fn handle_removed(&mut self) {
+        if std::mem::replace(&mut self.changes.removal_told, true) {
+            return;
+        }
+        let id = self.raft.id();
+        for Waiting { ticket, change, .. } in std::mem::take(&mut self.changes.waiting).into_values() {
+            let removes_itself = change.action == ChangeAction::Remove && change.member_id == id;
+            let result = if removes_itself && self.members().check(&change).is_ok() {
+                let mut left = self.members().clone();
+                left.apply(&change);
+                Ok(Response::Members(Arc::new(left)))
+            } else {
+                Err(Error::Stopped)
+            };
+            self.answer(ticket, result);
+        }
+        self.stop_writes();
+        self.out.push_back(Outgoing { effect: Effect::Removed, published: None });
+    }
+
+    /// Nobody will hear what becomes of the writes that are under way.
+    fn stop_writes(&mut self) {
+        for write in self.outbox.expire(Duration::MAX) {
+            self.answer(write.ticket, Err(Error::Stopped));
         }
     }
 

@@ -242,7 +242,7 @@ impl Home {
                 PeerEvent::Up(peer) => self.member.handle_peer_up(now, peer),
                 PeerEvent::Down(peer) => self.member.handle_peer_down(now, peer),
                 PeerEvent::Gone(peer) => self.member.handle_leader_gone(now, peer),
-                PeerEvent::Removed => self.leave(),
+                PeerEvent::Removed => self.member.handle_removed(),
             }
         }
     }
