@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use garboard_transport::Lane;
 use garboard_transport::link::tls::{self, Allowed, Credentials, OwnKey, TlsError};
-use garboard_transport::link::{LinkEvent, Security, Trust};
+use garboard_transport::link::{CloseCode, LinkEvent, Refusal, Security, Trust};
 use net::{Net, frame, ms};
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateRevocationListParams, CertifiedIssuer, DnType, IsCa, KeyIdMethod,
@@ -163,11 +163,25 @@ fn a_certificate_of_another_authority_is_refused_by_either_side() {
     let (ours, theirs) = (Authority::new(), Authority::new());
     let mut net = two([&ours, &theirs], [&ours, &ours], ["peer"; 2]);
     assert!(!net.is_up(1, 2) && !net.is_up(2, 1));
-    let failed = |event: &LinkEvent| matches!(event, LinkEvent::DialFailed { silent: false, .. });
-    assert!(net.take_events(1).iter().any(failed), "the reason is told");
+    assert_refuses(&mut net, 1, 2);
     let mut net = two([&ours, &theirs], [&theirs, &theirs], ["peer"; 2]);
     assert!(!net.is_up(1, 2) && !net.is_up(2, 1), "member 2 does not believe member 1");
-    assert!(net.take_events(2).iter().any(failed));
+    assert_refuses(&mut net, 2, 1);
+}
+
+/// One member refuses the other as one that dials and as one that is dialed; both are told why.
+fn assert_refuses(net: &mut Net, by: u64, other: u64) {
+    let unknown = |reason: &str| reason.contains("invalid peer certificate");
+    let told = net.take_events(by);
+    for dialed in [None, Some(other)] {
+        let refused = |event: &LinkEvent| matches!(event, LinkEvent::Refused { peer, refusal: Refusal::Tls(reason), .. } if *peer == dialed && unknown(reason));
+        assert!(told.iter().any(refused), "{told:?}");
+    }
+    let told = net.take_events(other);
+    for dialed in [None, Some(by)] {
+        let refused = |event: &LinkEvent| matches!(event, LinkEvent::RefusedBy { peer, code: CloseCode::Key, reason, .. } if *peer == dialed && unknown(reason));
+        assert!(told.iter().any(refused), "{told:?}");
+    }
 }
 
 #[test]
@@ -175,7 +189,8 @@ fn a_certificate_for_another_host_than_was_dialed_is_refused() {
     let authority = Authority::new();
     // Member 2 can dial member 1, whose certificate names the host; member 1 can't dial member 2.
     let mut net = two([&authority; 2], [&authority; 2], ["peer", "elsewhere"]);
-    let refused = |event: &LinkEvent| matches!(event, LinkEvent::DialFailed { peer: 2, silent: false, .. });
+    let refused =
+        |event: &LinkEvent| matches!(event, LinkEvent::Refused { peer: Some(2), refusal: Refusal::Tls(_), .. });
     assert!(net.take_events(1).iter().any(refused));
     assert!(net.is_up(1, 2) && net.is_up(2, 1), "whichever can reach the other does");
 }

@@ -169,6 +169,9 @@ pub enum Refusal {
         "it shows another key than the one that was remembered for it; if its data directory was made anew, remove the member and add it again"
     )]
     Key,
+    /// TLS came to nothing on this side. Mostly no authority that is trusted here vouches for its certificate.
+    #[error("TLS with it fails: {0}; do its certificate and this member's --peer-trusted-ca-file fit each other?")]
+    Tls(String),
     /// Too many members that are not known here.
     #[error("more than {STRANGERS_MAX} members that are not known here")]
     Strangers,
@@ -202,7 +205,7 @@ pub enum CloseCode {
     Removed,
     /// Another version, or no hello.
     Hello,
-    /// Another key than was remembered.
+    /// Another key than was remembered, or a certificate that is not believed.
     Key,
     /// Frames or streams that must not be.
     Protocol,
@@ -276,11 +279,28 @@ impl Refusal {
             Self::Cluster { .. } => CloseCode::Cluster,
             Self::Member { .. } | Self::Itself => CloseCode::Member,
             Self::Removed => CloseCode::Removed,
-            Self::Key => CloseCode::Key,
+            Self::Key | Self::Tls(_) => CloseCode::Key,
             Self::Strangers => CloseCode::Bound,
             Self::Kind | Self::Frame(_) | Self::Stream => CloseCode::Protocol,
         }
     }
+}
+
+/// What TLS says of a handshake that it gave up: why, and whether the other side did.
+pub(super) fn tls_failure(error: &ConnectionError) -> Option<(String, bool)> {
+    /// Codes of QUIC whose last byte is an alert of TLS (RFC 9001, 4.8).
+    const ALERTS: core::ops::Range<u64> = 0x100..0x200;
+    let (code, reason, by_peer) = match error {
+        ConnectionError::TransportError(error) => (error.code, error.reason.clone(), false),
+        ConnectionError::ConnectionClosed(close) => {
+            (close.error_code, String::from_utf8_lossy(&close.reason).into_owned(), true)
+        }
+        _ => return None,
+    };
+    ALERTS.contains(&u64::from(code)).then(|| {
+        let reason = if reason.is_empty() { code.to_string() } else { reason };
+        (reason, by_peer)
+    })
 }
 
 /// What a lost connection means for the link on it.

@@ -12,7 +12,7 @@ use quinn_proto::{
 
 use super::config::{self, LinksConfig, QuicConfigs};
 use super::connection::{Connection, Phase};
-use super::event::{CloseCode, DownReason, LinkEvent, Refusal};
+use super::event::{CloseCode, DownReason, LinkEvent, Refusal, tls_failure};
 use super::hello::Hello;
 use super::limits::{CONNECTIONS_PER_PEER, HELLO_TIMEOUT, RECEIVED_BYTES, STRANGERS_MAX};
 use super::peer::{Peer, Probe};
@@ -632,19 +632,28 @@ impl Links {
         let address = connection.quic.remote_address();
         let opening = connection.phase == Phase::Opening;
         let dialed = connection.dialed.map(|(peer, _)| peer);
-        if let ConnectionError::ApplicationClosed(close) = error
-            && CloseCode::of(close.error_code).is_refusal()
-        {
-            let peer = match connection.phase {
-                Phase::Up(peer, _) => Some(peer),
-                Phase::Opening | Phase::Over => dialed,
-            };
-            let reason = String::from_utf8_lossy(&close.reason).into_owned();
-            let code = CloseCode::of(close.error_code);
-            self.tell(LinkEvent::RefusedBy { peer, address, code, reason });
-        } else if let (true, Some(peer)) = (opening, dialed) {
-            let silent = matches!(error, ConnectionError::TimedOut);
-            self.tell(LinkEvent::DialFailed { peer, address, reason: error.to_string(), silent });
+        let peer = match connection.phase {
+            Phase::Up(peer, _) => Some(peer),
+            Phase::Opening | Phase::Over => dialed,
+        };
+        match (error, tls_failure(error)) {
+            (ConnectionError::ApplicationClosed(close), _) if CloseCode::of(close.error_code).is_refusal() => {
+                let reason = String::from_utf8_lossy(&close.reason).into_owned();
+                let code = CloseCode::of(close.error_code);
+                self.tell(LinkEvent::RefusedBy { peer, address, code, reason });
+            }
+            (_, Some((reason, true))) => {
+                self.tell(LinkEvent::RefusedBy { peer, address, code: CloseCode::Key, reason });
+            }
+            (_, Some((reason, false))) => {
+                self.tell(LinkEvent::Refused { peer, address, refusal: Refusal::Tls(reason) });
+            }
+            (error, None) => {
+                if let (true, Some(peer)) = (opening, dialed) {
+                    let silent = matches!(error, ConnectionError::TimedOut);
+                    self.tell(LinkEvent::DialFailed { peer, address, reason: error.to_string(), silent });
+                }
+            }
         }
         self.gone(now, handle, super::event::down_reason(error));
         if let Some(connection) = self.connections.get_mut(&handle.0) {

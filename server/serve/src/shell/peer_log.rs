@@ -56,6 +56,12 @@ impl PeerLog {
         self.warn(now, from, text);
     }
 
+    /// A peer's name that the resolver does not know.
+    pub fn unresolved(&mut self, now: Duration, peer: u64, failure: &str) {
+        let text = format!("peer {} is not reached: {failure}", self.peer(peer));
+        self.warn(now, peer, text);
+    }
+
     /// Says what an event means, if it means something to an operator.
     pub fn note(&mut self, now: Duration, event: &LinkEvent) {
         match event {

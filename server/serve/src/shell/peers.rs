@@ -119,7 +119,14 @@ fn bind_udp(address: SocketAddr) -> io::Result<socket2::Socket> {
 }
 
 /// Peers' addresses on their way from the resolver to the loop.
-type Resolved = Rc<RefCell<Vec<(u64, Vec<Address>)>>>;
+type Resolved = Rc<RefCell<Vec<(u64, LookedUp)>>>;
+
+/// What the resolver says of a peer's URLs.
+#[derive(Default)]
+struct LookedUp {
+    addresses: Vec<Address>,
+    failures: Vec<String>,
+}
 
 /// The peers' keys, and where they are kept.
 struct Pins {
@@ -330,7 +337,10 @@ impl Peers {
 
     /// Does what is due.
     pub fn handle_due(&mut self, now: Duration) {
-        for (peer, addresses) in self.resolved.take() {
+        for (peer, LookedUp { addresses, failures }) in self.resolved.take() {
+            for failure in failures {
+                self.log.unresolved(now, peer, &failure);
+            }
             self.links.handle_addresses(now, peer, addresses);
         }
         for (peer, boot) in self.tripped.take() {
@@ -429,7 +439,7 @@ impl Peers {
         garboard_executor::spawn(async move {
             let addresses = match address {
                 Some(address) => vec![address],
-                None => look_up(urls).await.into_iter().map(|found| found.address).collect(),
+                None => look_up(urls).await.addresses.into_iter().map(|found| found.address).collect(),
             };
             for address in addresses {
                 if peer_port::answers_over_tcp(address).await {
@@ -448,8 +458,8 @@ impl Peers {
         let urls = self.urls.get(&peer).cloned().unwrap_or_default();
         let (resolved, inbox) = (self.resolved.clone(), self.inbox.clone());
         garboard_executor::spawn(async move {
-            let addresses = look_up(urls).await;
-            resolved.borrow_mut().push((peer, addresses));
+            let looked_up = look_up(urls).await;
+            resolved.borrow_mut().push((peer, looked_up));
             inbox.ring();
         });
     }
@@ -542,7 +552,7 @@ impl Peers {
 async fn watch_process(peer: u64, urls: &[Url], door: &Door, may_be_gone: bool) {
     let mut rest = TRIPWIRE_FIRST_RETRY;
     loop {
-        for Address { address, .. } in look_up(urls.to_vec()).await {
+        for Address { address, .. } in look_up(urls.to_vec()).await.addresses {
             match peer_port::set_tripwire(address, door, peer).await {
                 Ok(tripwire) => return tripwire.tripped().await,
                 Err(error) if may_be_gone && error.kind() == io::ErrorKind::ConnectionRefused => return,
@@ -555,19 +565,20 @@ async fn watch_process(peer: u64, urls: &[Url], door: &Door, may_be_gone: bool) 
 }
 
 /// Looks names up on a thread that may block.
-async fn look_up(urls: Vec<Url>) -> Vec<Address> {
+async fn look_up(urls: Vec<Url>) -> LookedUp {
     garboard_executor::blocking(move || resolve(&urls)).await
 }
 
-fn resolve(urls: &[Url]) -> Vec<Address> {
-    let mut found = Vec::new();
+fn resolve(urls: &[Url]) -> LookedUp {
+    let mut found = LookedUp::default();
     for url in urls {
         let Some((host, port)) = url.host_and_port() else { continue };
         match std::net::ToSocketAddrs::to_socket_addrs(&(host, port)) {
             Ok(addresses) => {
-                found.extend(addresses.map(|address| Address { address, server_name: host.to_owned() }));
+                let addresses = addresses.map(|address| Address { address, server_name: host.to_owned() });
+                found.addresses.extend(addresses);
             }
-            Err(error) => tracing::warn!("{url} of a peer can't be resolved: {error}"),
+            Err(error) => found.failures.push(format!("{url} can't be resolved: {error}")),
         }
     }
     found
