@@ -20,6 +20,7 @@ use common::pem::pem;
 use common::{Folder, Launch, Server, eventually, executable, files, free_port};
 use garboard_proto::etcdserverpb::{
     HashKvRequest, HashKvResponse, MemberAddRequest, MemberAddResponse, MemberRemoveRequest, MemberRemoveResponse,
+    RangeRequest,
 };
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 
@@ -86,8 +87,17 @@ impl Members {
         servers
     }
 
+    fn client_address(&self, member: usize) -> String {
+        format!("127.0.0.1:{}", self.client_ports[member])
+    }
+
     fn client(&self, member: usize) -> Client {
-        Client::tcp(&format!("127.0.0.1:{}", self.client_ports[member])).unwrap()
+        Client::tcp(&self.client_address(member)).unwrap()
+    }
+
+    /// The id of a member, as it says itself.
+    fn id(&self, member: usize) -> u64 {
+        self.client(member).status().unwrap().header.unwrap().member_id
     }
 
     /// Writes through a member, as soon as it takes writes.
@@ -295,19 +305,16 @@ fn write_until(over: &AtomicBool, address: &str) -> (Vec<Instant>, Vec<CallError
 fn a_leader_that_is_removed_leaves_no_gap_of_an_election_and_fails_no_write() {
     let members = Members::new("http", &[]);
     let mut servers = members.start();
-    let address = |member: usize| format!("127.0.0.1:{}", members.client_ports[member]);
-    let leads = |member: &usize| {
-        let status = Client::tcp(&address(*member)).unwrap().status().unwrap();
-        status.header.unwrap().member_id == status.leader
-    };
+    let leads = |member: &usize| members.client(*member).status().unwrap().leader == members.id(*member);
     let leader = eventually("a leader", || (0..3).find(leads));
-    let id = Client::tcp(&address(leader)).unwrap().status().unwrap().leader;
+    let id = members.id(leader);
     let others: Vec<usize> = (0..3).filter(|member| *member != leader).collect();
     let over = AtomicBool::new(false);
     let written = std::thread::scope(|scope| {
         let end = Over(&over);
-        let writers: Vec<_> = others.iter().map(|other| scope.spawn(|| write_until(&over, &address(*other)))).collect();
-        let client = Client::tcp(&address(leader)).unwrap();
+        let writers: Vec<_> =
+            others.iter().map(|other| scope.spawn(|| write_until(&over, &members.client_address(*other)))).collect();
+        let client = members.client(leader);
         let removed: MemberRemoveResponse = eventually("its peers have been there for long enough", || {
             client.call("etcdserverpb.Cluster/MemberRemove", &MemberRemoveRequest { id }).ok()
         });
@@ -325,6 +332,75 @@ fn a_leader_that_is_removed_leaves_no_gap_of_an_election_and_fails_no_write() {
     let failed: Vec<&CallError> = written.iter().flat_map(|(_, failed)| failed).collect();
     assert!(failed.is_empty(), "{failed:?}");
     assert!(gap < Duration::from_millis(900), "{gap:?} is an election");
+}
+
+#[test]
+fn a_member_that_was_removed_while_it_was_down_is_told_so_and_ends() {
+    let members = Members::new("http", &[]);
+    let mut servers = members.start();
+    let id = members.id(2);
+    servers[2].kill();
+    let client = members.client(0);
+    let _: MemberRemoveResponse = eventually("its peers have been there for long enough", || {
+        client.call("etcdserverpb.Cluster/MemberRemove", &MemberRemoveRequest { id }).ok()
+    });
+    servers[2] = members.launch(2, "one").spawn();
+    servers[2].wait();
+    let said = servers[2].said();
+    assert!(said.contains("refuses this member (removed from the cluster)"), "{said}");
+    assert!(said.contains("its data directory must be removed"), "{said}");
+    let told =
+        |server: &Server| server.output().contains("refused somebody at 127.0.0.1: the member has been permanently");
+    assert!(servers[..2].iter().any(told), "{}", servers[0].output());
+}
+
+/// What a request's failure must be without a quorum: etcd's text, no earlier and not much later than its time limit, which is
+/// 5 s and two election timeouts.
+fn assert_timed_out<T: std::fmt::Debug>(asked: Instant, result: Result<T, CallError>) {
+    const LIMIT: Duration = Duration::from_secs(7);
+    let took = asked.elapsed();
+    let error = result.expect_err("there is no quorum");
+    assert!(error.text().starts_with("etcdserver: request timed out"), "{error:?}");
+    assert!(took >= LIMIT && took < LIMIT + Duration::from_secs(3), "{took:?}");
+}
+
+#[test]
+fn without_a_quorum_writes_fail_in_time_serializable_reads_go_on_and_all_resumes_when_it_is_back() {
+    let members = Members::new("http", &[]);
+    let mut servers = members.start();
+    let client = members.client(0);
+    eventually("a first write", || client.put("k", "v").ok());
+    servers[1].kill();
+    servers[2].kill();
+    let serializable = RangeRequest { key: "k".into(), serializable: true, ..RangeRequest::default() };
+    // At first the lone member may lead still or believe in a leader, then it knows that there is none.
+    for _ in 0..2 {
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let reads = scope.spawn(|| {
+                let _over = Over(&over);
+                let mut count = 0;
+                while !over.load(Ordering::Relaxed) {
+                    let asked = Instant::now();
+                    assert_eq!(client.range(&serializable).unwrap().kvs.len(), 1);
+                    assert!(asked.elapsed() < Duration::from_secs(1), "{:?}", asked.elapsed());
+                    count += 1;
+                }
+                count
+            });
+            let read = scope.spawn(|| assert_timed_out(Instant::now(), client.get("k")));
+            let end = Over(&over);
+            assert_timed_out(Instant::now(), client.put("k", "lost"));
+            read.join().unwrap();
+            drop(end);
+            assert!(reads.join().unwrap() > 0);
+        });
+    }
+    servers[1] = members.launch(1, "one").start();
+    // On the connection that was there all the time, with nothing done to the member.
+    eventually("a write", || client.put("k", "again").ok());
+    assert_eq!(client.get("k").unwrap().unwrap().value, "again");
+    assert_eq!(members.client(1).get("k").unwrap().unwrap().value, "again");
 }
 
 /// An authority for peers, and where its certificates lie.
@@ -370,7 +446,7 @@ fn over_https_with_an_authority_a_member_joins_a_running_cluster_and_one_with_a_
     let refused = members.http(0, "GET /members");
     assert!(refused.contains("Client sent an HTTP request to an HTTPS server."), "{refused}");
     let peer_url = format!("https://127.0.0.1:{}", free_port());
-    let client = Client::tcp(&format!("127.0.0.1:{}", members.client_ports[0])).unwrap();
+    let client = members.client(0);
     let add = MemberAddRequest { peer_ur_ls: vec![peer_url.clone()], is_learner: true };
     let _: MemberAddResponse = eventually("its peers have been there for long enough", || {
         client.call("etcdserverpb.Cluster/MemberAdd", &add).ok()
@@ -392,4 +468,27 @@ fn over_https_with_an_authority_a_member_joins_a_running_cluster_and_one_with_a_
     let said = join(authority.flags("stranger")).refused();
     assert!(said.contains("could not retrieve cluster information"), "{said}");
     join(authority.flags("member")).start().wait_for("has filled this member with a snapshot");
+}
+
+#[test]
+fn a_member_whose_certificate_is_not_believed_is_refused_and_both_say_why() {
+    let (ours, theirs) = (Authority::new(), Authority::new());
+    let mut members = Members::new("https", &[]);
+    members.flags = ours.flags("member");
+    let mut servers = members.start();
+    let no_such_name =
+        "other error: the certificate's common name \\\"stranger\\\" is none that --peer-cert-allowed-cn allows";
+    for (flags, reason) in
+        [(theirs.flags("member"), "invalid peer certificate: "), (ours.flags("stranger"), no_such_name)]
+    {
+        servers[2].kill();
+        members.flags = flags;
+        servers[2] = members.launch(2, "one").spawn();
+        servers[0].wait_for(&format!("TLS with it fails: {reason}"));
+        servers[2].wait_for(&format!("refuses this member (wrong key): {reason}"));
+    }
+    members.client(0).put("k", "the others go on").unwrap();
+    servers[2].kill();
+    members.flags = ours.flags("member");
+    servers[2] = members.launch(2, "one").start();
 }

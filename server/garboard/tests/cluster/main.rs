@@ -13,6 +13,7 @@
     reason = "a test drives real processes, and what fails fails it"
 )]
 
+mod addresses;
 mod clients;
 #[path = "../common/mod.rs"]
 mod common;
@@ -271,10 +272,16 @@ fn where_udp_is_blocked_and_tcp_is_not_the_log_says_exactly_that() {
         assert!(!cluster.server(member).output().contains(text), "it does get through:\n{}", cluster.said());
     }
     cluster.network.block_udp(1);
-    // The blocked member hears nobody, and the others are not answered by it: all three notice.
-    for member in 0..MEMBERS {
+    let blocked = Instant::now();
+    // The blocked member hears nobody, and the others are not answered by it: all three notice. The one that hears nothing
+    // is the first.
+    cluster.server(0).wait_for(text);
+    let took = blocked.elapsed();
+    assert!(took < Duration::from_secs(5), "{took:?}:\n{}", cluster.said());
+    for member in 1..MEMBERS {
         cluster.server(member).wait_for(text);
     }
+    println!("the one that is blocked said so after {took:?}, the last after {:?}", blocked.elapsed());
     cluster.heal();
     eventually("a leader", || cluster.leader());
 }

@@ -4,6 +4,7 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -76,6 +77,42 @@ impl Network {
         move_into_link_name_space(space.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
     }
 
+    /// What the hosts' resolvers know from now on, for the programs that are started after the first time.
+    pub fn set_names(&self, names: &[(String, String)]) {
+        let lines: String = names.iter().map(|(name, address)| format!("{address} {name}\n")).collect();
+        for host in 0..self.hosts {
+            let folder = self.resolver(host);
+            std::fs::create_dir_all(&folder).unwrap();
+            // Written in place: `ip netns exec` has put this very file where programs look.
+            std::fs::write(folder.join("hosts"), &lines).unwrap();
+        }
+    }
+
+    fn resolver(&self, host: usize) -> PathBuf {
+        Path::new("/etc/netns").join(self.space(host))
+    }
+
+    /// Gives a host another address in place of the one that it has.
+    pub fn move_host(&self, host: usize, from: &str, to: &str) {
+        let space = self.space(host);
+        // In this order: one that was added first would go with the address whose network it shares.
+        ip(&format!("-n {space} addr del {from}/24 dev eth0")).unwrap();
+        ip(&format!("-n {space} addr add {to}/24 dev eth0")).unwrap();
+    }
+
+    /// What comes for one port of a host arrives at another.
+    pub fn map_port(&self, host: usize, from: u16, to: u16) {
+        self.nft(host, "add table ip mapped").unwrap();
+        self.nft(host, "add chain ip mapped in { type nat hook prerouting priority dstnat; }").unwrap();
+        self.nft(host, &format!("add rule ip mapped in tcp dport {from} redirect to :{to}")).unwrap();
+        self.nft(host, &format!("add rule ip mapped in udp dport {from} redirect to :{to}")).unwrap();
+    }
+
+    /// From now on nothing from an address arrives at a UDP port of a host.
+    pub fn close_port(&self, host: usize, to_port: u16, from: &str) {
+        self.nft(host, &format!("add rule inet cut in ip saddr {from} udp dport {to_port} drop")).unwrap();
+    }
+
     /// From now on nothing that one host sends arrives at the other. The way back stays open.
     pub fn cut(&self, from: usize, to: usize) {
         self.nft(to, &format!("add rule inet cut in ip saddr {} drop", self.address(from))).unwrap();
@@ -113,6 +150,9 @@ impl Drop for Network {
     fn drop(&mut self) {
         for space in (0..self.hosts).map(|host| self.space(host)).chain([self.switch()]) {
             let _ = ip(&format!("netns del {space}"));
+        }
+        for host in 0..self.hosts {
+            let _ = std::fs::remove_dir_all(self.resolver(host));
         }
     }
 }
