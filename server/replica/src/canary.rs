@@ -49,6 +49,8 @@ pub enum Canary {
     RepairedVotesAtOnce,
     /// A leader goes on counting what a member has lost.
     LostAcknowledgementsCount,
+    /// Member 2 stores another value now and then than it was told, and tells watches of.
+    StoresDifferently,
 }
 
 garboard_canary::switch!();

@@ -32,6 +32,11 @@ pub enum Asker {
         /// Its question.
         number: u64,
     },
+    /// A corruption check of this member's.
+    Check {
+        /// Its number.
+        number: u64,
+    },
 }
 
 /// What a core asks of the home core.

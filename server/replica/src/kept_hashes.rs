@@ -77,6 +77,11 @@ impl KeptHashes {
         Lookup::Waits
     }
 
+    /// The hashes that are kept, in order of revision.
+    pub fn kept(&self) -> impl Iterator<Item = &HashKv> {
+        self.kept.iter()
+    }
+
     /// A step of the hash being computed. Gives it, once it is complete, and those who wait for it.
     ///
     /// What it costs: a step goes over as many revisions as a step of physical compaction, or fewer large ones, with

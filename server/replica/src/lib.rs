@@ -14,6 +14,7 @@ mod canary;
 #[cfg(feature = "canaries")]
 pub mod canary;
 pub mod codec;
+pub mod corruption;
 pub mod envelope;
 pub mod error;
 pub mod events;

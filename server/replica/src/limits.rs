@@ -220,3 +220,42 @@ pub const REPAIR_ASK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// How often it says what it waits for.
 pub const REPAIR_NOTICE_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Revisions that one step of a hash for a corruption check goes over: some tens of microseconds.
+pub const HASH_STEP_RECORDS: usize = 64;
+
+/// Pause between two such steps.
+pub const HASH_PAUSE: Duration = Duration::from_micros(100);
+
+/// The same while writes are under way, which long reads give way to.
+pub const HASH_PAUSE_BUSY: Duration = Duration::from_micros(450);
+
+/// Hashes for corruption checks that are wanted at once, one of each member. Who asks beyond is told that it is busy.
+pub const HASH_QUESTIONS_MAX: usize = MEMBERS_MAX + 1;
+
+/// A member that is asked for its hash as of an entry has this long to apply it. Then it is passed over.
+pub const HASH_LAG_MAX: Duration = Duration::from_secs(3);
+
+/// In a corruption check, members that have not answered are asked again after this long.
+pub const CHECK_AGAIN: Duration = Duration::from_secs(1);
+
+/// How often a corruption check is tried where members lag or compact meanwhile. Then they are passed over.
+pub const CHECK_ATTEMPTS_MAX: u32 = 4;
+
+/// Pause between two attempts.
+pub const CHECK_RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// A leader that can't prove for so long that it is one gives a check up.
+pub const CHECK_PROOF_MAX: Duration = Duration::from_secs(10);
+
+/// What a leader's check may take. Who has not answered then is passed over.
+pub const CHECK_TIME_MAX: Duration = Duration::from_secs(5 * 60);
+
+/// How long the initial check waits for what the others have shown by then. After that it compares what there is.
+pub const INITIAL_CHECK_JOIN_MAX: Duration = Duration::from_secs(3);
+
+/// Members to which there is no link so long after the initial check asked are passed over in it.
+pub const INITIAL_CHECK_LINK_MAX: Duration = Duration::from_secs(1);
+
+/// What the initial check may take. Who has not answered then is passed over.
+pub const INITIAL_CHECK_MAX: Duration = Duration::from_secs(30);

@@ -14,6 +14,7 @@
 //! - no lease expires early, whatever happens to the wall clock or the leader.
 
 mod applying;
+mod checks;
 mod config;
 mod forwarding;
 mod leadership;
@@ -39,6 +40,7 @@ use crate::apply::Machine;
 use crate::auto_compaction::AutoCompactor;
 use crate::canary::{self, Canary};
 use crate::codec::DecodeError;
+use crate::corruption::{CheckNote, Mismatch};
 use crate::envelope::{Asker, Envelope, Request, Response, Status, Ticket};
 use crate::error::Error;
 use crate::events::EventBatch;
@@ -52,6 +54,7 @@ use crate::raft::{RaftDriver, Role, Step};
 use crate::repair::RepairProgress;
 use crate::transfer::{Fill, Receiver, Sender};
 use applying::Applying;
+use checks::Checks;
 use forwarding::{Forwarding, Refusee};
 use leadership::Leadership;
 use membership::Changes;
@@ -59,7 +62,7 @@ use questions::Questions;
 use reads::Reads;
 use repairs::Repairs;
 use transfers::Installing;
-use writes::Proposal;
+use writes::{AskedAlarm, Proposal};
 
 /// What the shell must do.
 #[derive(Debug)]
@@ -94,6 +97,8 @@ pub enum Effect {
     Repaired,
     /// Tell the operator.
     Notice(Notice),
+    /// This member's state and another one's differ: it must not serve.
+    Corrupt(Mismatch),
 }
 
 /// What an operator should know.
@@ -118,6 +123,21 @@ pub enum Notice {
     },
     /// This member is under repair.
     UnderRepair(RepairProgress),
+    /// What a corruption check has to tell.
+    Check(CheckNote),
+}
+
+impl Notice {
+    /// Whether something is wrong.
+    pub fn is_alarming(&self) -> bool {
+        match self {
+            Notice::LogStalled { .. }
+            | Notice::SteppedDown { .. }
+            | Notice::DiskFull { .. }
+            | Notice::UnderRepair(_) => true,
+            Notice::Check(note) => note.is_alarming(),
+        }
+    }
 }
 
 impl core::fmt::Display for Notice {
@@ -138,6 +158,7 @@ impl core::fmt::Display for Notice {
             Notice::DiskFull { target } => {
                 write!(f, "the disk is full and writes are refused; leadership is handed to member {target:x}")
             }
+            Notice::Check(note) => note.fmt(f),
         }
     }
 }
@@ -210,6 +231,7 @@ pub struct Member {
     auto_compactor: AutoCompactor,
     changes: Changes,
     repairs: Repairs,
+    checks: Checks,
     /// When the next step of physical compaction is due.
     next_compaction: Duration,
     /// When a checkpoint is tried again that a full disk stopped.
@@ -239,8 +261,12 @@ pub struct Member {
     replayed_to: u64,
     /// The index of the first entry of the current term, once this member leads.
     term_start: Option<u64>,
-    /// A NOSPACE alarm of this member was proposed and is not applied.
+    /// A NOSPACE alarm of this member was proposed, or asked for, and is not applied.
     alarm_proposed: bool,
+    /// The leader was asked for that alarm.
+    alarm_asked: Option<AskedAlarm>,
+    /// The newest entry that took a NOSPACE alarm back, since the start.
+    alarm_disarmed: u64,
     /// Writes refused by the quota, answered once that alarm is applied: until then it would not show, and a smaller
     /// write could still go through after one that was refused.
     refused: Vec<Refusee>,
@@ -318,6 +344,7 @@ impl Member {
         let raft = RaftDriver::new(now, &config.raft(), restored);
         let applied = machine.index().view().applied();
         let before = machine.sessions().record(config.member_id).session;
+        let checks = Checks::new(now, &config, applied.index == 0 && log.last().0 == 0);
         let session = forwarding::next_session(config.boot.saturating_add(1), before);
         let mut member = Member {
             raft,
@@ -339,6 +366,7 @@ impl Member {
             auto_compactor: AutoCompactor::new(now, config.auto_compaction),
             changes: Changes::new(forced_from),
             repairs: Repairs::new(now, &config),
+            checks,
             next_compaction: now,
             next_checkpoint_retry: now,
             checkpoint_began_at: 0,
@@ -354,6 +382,8 @@ impl Member {
             replayed_to: log.last().0,
             term_start: None,
             alarm_proposed: false,
+            alarm_asked: None,
+            alarm_disarmed: 0,
             refused: Vec::new(),
             stages: Stages::default(),
             answered_from: None,
@@ -551,6 +581,8 @@ impl Member {
             PeerMessage::Refused(refused) => self.handle_refused(now, from, refused),
             PeerMessage::Question(question) => self.handle_question(now, from, question),
             PeerMessage::Answer(answer) => self.handle_answer(now, answer),
+            PeerMessage::Hash(message) => self.handle_hash_message(now, from, message),
+            PeerMessage::Full { index } => self.handle_full(now, from, index),
         }
         self.pump(now);
     }
@@ -594,6 +626,7 @@ impl Member {
     pub fn handle_page_loaded(&mut self, now: Duration, page: PageId) {
         self.applying.page_loaded(page);
         self.sender.handle_page_loaded(page);
+        self.checks.handle_page_loaded(page);
         self.pump(now);
     }
 
@@ -612,6 +645,8 @@ impl Member {
         self.retry_checkpoint(now);
         self.expire_changes(now);
         self.drive_repair(now);
+        self.expire_alarm(now);
+        self.drive_checks(now);
         self.stalled_until = self.stalled_until.filter(|until| *until > now);
         self.pump(now);
     }
@@ -632,6 +667,8 @@ impl Member {
             self.hashes.poll_timeout(),
             self.checkpoint_retry(),
             self.changes_timeout(),
+            self.alarm_timeout(),
+            self.checks_timeout(),
             self.stalled_until,
             self.transfer_timeout(),
             self.repair_timeout(),

@@ -12,6 +12,8 @@
 //! member   = kind 5: a message about changes of the members (`members/codec.rs`)
 //! transfer = kind 6: about a snapshot, as the module `transfer` has it
 //! repair   = kind 7: about a repair, as the module `repair` has it
+//! hash     = kind 8: about the hash of a member's state, as the module `corruption` has it
+//! full     = kind 9: index u64; the sender's space had run out once it had applied that
 //! ```
 //!
 //! All integers are little-endian. Decoding is bounds-checked and accepts nothing beyond the content's end; what decodes
@@ -21,6 +23,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use garboard_transport::Lane;
 use raft::eraftpb::Message;
 
+use crate::corruption::HashMessage;
 use crate::limits::{FORWARD_BYTES_MAX, REFUSED_RANGES_MAX};
 use crate::members::{MemberMessage, MembersError};
 use crate::repair::{RepairDecodeError, RepairMessage};
@@ -37,6 +40,8 @@ mod tag {
     pub const MEMBER: u8 = 5;
     pub const TRANSFER: u8 = 6;
     pub const REPAIR: u8 = 7;
+    pub const HASH: u8 = 8;
+    pub const FULL: u8 = 9;
 
     pub const KEEP_ALIVE: u8 = 0;
     pub const TIME_TO_LIVE: u8 = 1;
@@ -62,6 +67,13 @@ pub enum PeerMessage {
     Transfer(TransferMessage),
     /// About the repair of a member.
     Repair(RepairMessage),
+    /// About the hash of a member's state.
+    Hash(HashMessage),
+    /// The sender's space has run out: the leader is to raise its NOSPACE alarm.
+    Full {
+        /// What the sender had applied then. An alarm that was taken back later is not raised again.
+        index: u64,
+    },
 }
 
 /// Writes that were forwarded and are not taken. None of them was or will be proposed in this term, and those of earlier
@@ -194,7 +206,11 @@ impl PeerMessage {
         match self {
             PeerMessage::Raft(message) => Lane::of(message.get_msg_type()),
             PeerMessage::Forward(_) | PeerMessage::Refused(_) | PeerMessage::Member(_) => Some(Lane::Log),
-            PeerMessage::Question(_) | PeerMessage::Answer(_) | PeerMessage::Repair(_) => Some(Lane::Control),
+            PeerMessage::Question(_) | PeerMessage::Answer(_) | PeerMessage::Repair(_) | PeerMessage::Full { .. } => {
+                Some(Lane::Control)
+            }
+            // Nobody waits for it, and heartbeats must not.
+            PeerMessage::Hash(_) => Some(Lane::Log),
             PeerMessage::Transfer(_) => Some(Lane::Bulk),
         }
     }
@@ -235,6 +251,14 @@ impl PeerMessage {
                 buffer.put_u8(tag::REPAIR);
                 message.put(&mut buffer);
             }
+            PeerMessage::Hash(message) => {
+                buffer.put_u8(tag::HASH);
+                message.put(&mut buffer);
+            }
+            PeerMessage::Full { index } => {
+                buffer.put_u8(tag::FULL);
+                buffer.put_u64_le(*index);
+            }
         }
         Some(buffer.freeze())
     }
@@ -266,6 +290,8 @@ impl PeerMessage {
             tag::REFUSED => PeerMessage::Refused(reader.refused()?),
             tag::QUESTION => PeerMessage::Question(reader.question()?),
             tag::ANSWER => PeerMessage::Answer(reader.answer()?),
+            tag::HASH => PeerMessage::Hash(HashMessage::read(&mut reader)?),
+            tag::FULL => PeerMessage::Full { index: reader.u64()? },
             other => return Err(PeerDecodeError::UnknownKind(other)),
         };
         if reader.0.is_empty() { Ok(message) } else { Err(PeerDecodeError::Length) }
@@ -329,7 +355,7 @@ impl Answer {
 }
 
 /// What is left of a body.
-struct Reader<'a>(&'a [u8]);
+pub(crate) struct Reader<'a>(&'a [u8]);
 
 impl Reader<'_> {
     fn take<const N: usize>(&mut self) -> Result<[u8; N], PeerDecodeError> {
@@ -338,19 +364,19 @@ impl Reader<'_> {
         Ok(*bytes)
     }
 
-    fn u8(&mut self) -> Result<u8, PeerDecodeError> {
+    pub(crate) fn u8(&mut self) -> Result<u8, PeerDecodeError> {
         self.take::<1>().map(|[byte]| byte)
     }
 
-    fn u32(&mut self) -> Result<u32, PeerDecodeError> {
+    pub(crate) fn u32(&mut self) -> Result<u32, PeerDecodeError> {
         self.take().map(u32::from_le_bytes)
     }
 
-    fn u64(&mut self) -> Result<u64, PeerDecodeError> {
+    pub(crate) fn u64(&mut self) -> Result<u64, PeerDecodeError> {
         self.take().map(u64::from_le_bytes)
     }
 
-    fn i64(&mut self) -> Result<i64, PeerDecodeError> {
+    pub(crate) fn i64(&mut self) -> Result<i64, PeerDecodeError> {
         self.take().map(i64::from_le_bytes)
     }
 

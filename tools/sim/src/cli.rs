@@ -258,12 +258,13 @@ fn print_summary(sum: &Summary, seeds: u64, elapsed: Duration) {
     );
     println!(
         "{:.2} cluster-hours, {} terms with a leader, {} messages between members, {} members filled by \
-         snapshots, {} watches resumed elsewhere",
+         snapshots, {} watches resumed elsewhere, {} states of members compared",
         sum.cluster_time.as_secs_f64() / 3_600.0,
         sum.elections,
         sum.messages,
         sum.restored,
-        sum.resumed_watches
+        sum.resumed_watches,
+        sum.compared
     );
     let known = CLUSTER_FAULTS
         .iter()

@@ -90,6 +90,8 @@ pub struct Summary {
     pub messages: u64,
     /// Snapshots that filled members.
     pub restored: u64,
+    /// Members' states that other members compared with theirs.
+    pub compared: u64,
     /// Watches that went on at another member.
     pub resumed_watches: u64,
     /// Starts of the process after the first one.
@@ -115,6 +117,7 @@ impl Summary {
         self.elections += other.elections;
         self.messages += other.messages;
         self.restored += other.restored;
+        self.compared += other.compared;
         self.resumed_watches += other.resumed_watches;
         self.restarts += other.restarts;
         self.checkpoint_starts += other.checkpoint_starts;

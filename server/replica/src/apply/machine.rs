@@ -10,6 +10,7 @@ use garboard_storage::{Applied, Index, NeedPage, Paged, Revision, Version};
 use super::delete::DeleteRun;
 use super::txn::TxnRun;
 use crate::alarm::Alarms;
+use crate::canary::{self, Canary};
 use crate::envelope::Asker;
 use crate::error::Error;
 use crate::events::{Event, EventBatch};
@@ -349,7 +350,13 @@ impl Machine {
             self.index.prefetch(&put.key)?;
         }
         let revision = Revision { main: self.next_revision(), sub: self.changes };
-        let outcome = self.index.put(revision, &put.key, &value, lease)?;
+        let differs = canary::is_on(Canary::StoresDifferently)
+            && self.index.facts().member_id == 2
+            && revision.main % 16 == 0
+            && !value.is_empty();
+        let another = if differs { vec![b'!'; value.len()] } else { Vec::new() };
+        let stored = if differs { &another[..] } else { &value };
+        let outcome = self.index.put(revision, &put.key, stored, lease)?;
         self.changes += 1;
         let lease_before = outcome.previous.map_or(0, |version| version.lease);
         self.move_attachment(&put.key, lease_before, lease);

@@ -286,6 +286,9 @@ impl Member {
                         Command::Compact { .. } => self.apply_compaction(now, entry.index, &item.command)?,
                         command => self.machine.apply(now, command)?,
                     };
+                    if matches!(&item.command, Command::AlarmDeactivate(alarm) if alarm.kind == AlarmKind::NoSpace) {
+                        self.alarm_disarmed = entry.index;
+                    }
                     entry.results.push(result);
                     entry.done += 1;
                 }
@@ -313,9 +316,8 @@ impl Member {
         if let Some(events) = published.events {
             self.out.push_back(Outgoing { effect: Effect::Events(events), published: None });
         }
-        if self.machine.take_over_quota() && !self.machine.alarms().is_raised(AlarmKind::NoSpace) {
-            self.raise_no_space(now);
-        }
+        self.watch_quota(now);
+        self.follow_alarm();
         for (entry, proposal) in std::mem::take(&mut self.applying.applied) {
             self.answer_entry(now, entry, proposal);
         }
@@ -333,6 +335,18 @@ impl Member {
         self.force_if_due();
         self.start_checkpoint_if_wanted();
         Ok(())
+    }
+
+    /// What was applied took more than the quota, on this member: every member raises its own alarm.
+    fn watch_quota(&mut self, now: Duration) {
+        if !self.machine.take_over_quota() || self.machine.alarms().is_raised(AlarmKind::NoSpace) {
+            return;
+        }
+        // What a member that lags or starts applies late says nothing of today.
+        let is_current = self.applying.published.index > self.replayed_to && self.applying.queue.is_empty();
+        if self.leads() || is_current {
+            self.raise_no_space(now);
+        }
     }
 
     fn answer_entry(&mut self, now: Duration, entry: Entry, proposal: Option<Proposal>) {
@@ -381,7 +395,7 @@ impl Member {
         for ((item, result), origin) in items.iter().zip(results).zip(proposal.origins) {
             match origin {
                 Origin::Client(ticket) => self.answer_write(now, ticket, &item.command, result),
-                Origin::Expiry | Origin::Member => {}
+                Origin::Expiry | Origin::Member | Origin::Check => {}
                 Origin::AutoCompaction => {
                     let compacted = matches!(result, Ok(_) | Err(Error::Compacted));
                     self.auto_compactor.handle_result(now, compacted);

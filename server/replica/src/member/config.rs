@@ -8,6 +8,7 @@ use garboard_wal as wal;
 use crate::alarm::Alarms;
 use crate::apply::Machine;
 use crate::auto_compaction::AutoCompaction;
+use crate::corruption::CorruptionChecks;
 use crate::lease::Lessor;
 use crate::limits::{
     CATCH_UP_COMMANDS, CHECKPOINT_LOG_BYTES, LEARNERS_MAX_DEFAULT, PENDING_BYTES_MAX, REQUEST_TIME_BASE,
@@ -66,6 +67,8 @@ pub struct MemberConfig {
     /// This member has lost something that it had acknowledged, and what it knows of itself. Given at every start until
     /// [`super::Effect::Repaired`]; a member that starts with nothing has no initial members then.
     pub loss: Option<Loss>,
+    /// Which checks of members' states it makes.
+    pub corruption: CorruptionChecks,
 }
 
 impl MemberConfig {
@@ -92,6 +95,7 @@ impl MemberConfig {
             catch_up_commands: CATCH_UP_COMMANDS,
             transfer_bytes_per_second: TRANSFER_BYTES_PER_SECOND,
             loss: None,
+            corruption: CorruptionChecks::default(),
         }
     }
 

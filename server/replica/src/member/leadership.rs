@@ -255,6 +255,11 @@ impl Member {
         if linked { Error::Timeout } else { Error::ConnectionLostTimeout }
     }
 
+    /// Whether the link to a member works; none if nothing was said of it.
+    pub(super) fn link(&self, id: u64) -> Option<bool> {
+        self.leadership.links.get(&id).map(Option::is_some)
+    }
+
     fn is_linked_since(&self, id: u64, asked: Duration) -> bool {
         self.leadership.links.get(&id).is_none_or(|up| up.is_some_and(|since| since <= asked))
     }

@@ -64,6 +64,7 @@ impl Member {
         match asker {
             Asker::Client(ticket) => self.ask_leader(now, ticket, what),
             Asker::Member { .. } => self.answer_asker(asker, Err(Error::NotLeader)),
+            Asker::Check { .. } => {}
         }
     }
 
@@ -109,6 +110,12 @@ impl Member {
     pub(super) fn answer_asker(&mut self, asker: Asker, result: Result<Response, Error>) {
         let (id, boot, number) = match asker {
             Asker::Client(ticket) => return self.answer(ticket, result),
+            Asker::Check { number } => {
+                if result.is_ok() {
+                    self.check_proved(number);
+                }
+                return;
+            }
             Asker::Member { id, boot, number } => (id, boot, number),
         };
         let content = match result {

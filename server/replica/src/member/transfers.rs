@@ -220,6 +220,7 @@ impl Member {
         for to in self.sender.handle_replaced() {
             self.transfer_ended(to, Outcome::Failed);
         }
+        self.checks.state_replaced();
         // What became of them is not known here.
         if let Some(proposal) = self.take_proposal(now, applied.index, applied.term) {
             for origin in proposal.origins {

@@ -14,10 +14,12 @@ use crate::codec::EntryBuilder;
 use crate::envelope::Ticket;
 use crate::error::Error;
 use crate::limits::{
-    ENTRY_BYTES_MAX, ENTRY_COMMANDS_MAX, OUTBOX_BYTES_MAX, OUTBOX_WRITES_MAX, PENDING_COMMANDS_MAX,
+    ENTRY_BYTES_MAX, ENTRY_COMMANDS_MAX, OUTBOX_BYTES_MAX, OUTBOX_WRITES_MAX, PENDING_COMMANDS_MAX, QUESTION_RETRY,
     UNAPPLIED_COMMANDS_MAX,
 };
+use crate::peer::PeerMessage;
 use crate::quota::cost;
+use crate::raft::Role;
 use crate::request::{Alarm, AlarmKind, Command, Context, Principal};
 
 /// Who waits for a command of an entry that does not say where it comes from.
@@ -33,6 +35,17 @@ pub(super) enum Origin {
     Alarm,
     /// A change of a member's record. Who waits for it is found by the change itself.
     Member,
+    /// The alarm of a corruption check. One that is lost is raised by the next check.
+    Check,
+}
+
+/// A NOSPACE alarm of this member for which the leader is asked.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AskedAlarm {
+    since: Duration,
+    /// What was applied when space ran out.
+    index: u64,
+    again_at: Duration,
 }
 
 /// A batch that was put into the log and is not applied.
@@ -91,7 +104,7 @@ impl Member {
             let waiting = u64::try_from(writes.builder.count()).expect("a batch is small");
             self.admit(now, waiting, &command)
         } else if writes.builder.is_sourced() {
-            Ok(())
+            self.admit_to_space(now, cost(&command))
         } else {
             Err(Error::NoLeader)
         };
@@ -120,18 +133,22 @@ impl Member {
             return Err(Error::TooManyRequests);
         }
         let cost = cost(command);
-        if cost == 0 {
-            return Ok(());
-        }
-        if !self.machine.quota().allows(self.machine.index().size().in_use_bytes, cost) {
-            self.raise_no_space(now);
-            return Err(Error::NoSpace);
-        }
+        self.admit_to_space(now, cost)?;
         // A full disk is no alarm: it passes by itself once there is space.
-        if self.is_disk_full() {
+        if cost > 0 && self.is_disk_full() {
             return Err(Error::NoSpace);
         }
         Ok(())
+    }
+
+    /// Whether this member's own quota has room for what costs so much. Sizes differ between members: as in etcd, it is
+    /// the one that was asked that refuses, and whose alarm is raised.
+    fn admit_to_space(&mut self, now: Duration, cost: u64) -> Result<(), Error> {
+        if cost == 0 || self.machine.quota().allows(self.machine.index().size().in_use_bytes, cost) {
+            return Ok(());
+        }
+        self.raise_no_space(now);
+        Err(Error::NoSpace)
     }
 
     /// Whether the outbox has room for one more.
@@ -147,14 +164,70 @@ impl Member {
         self.is_index_full() || (self.log.disk_full() && self.log.room_bytes() < self.config.log_reserve_bytes)
     }
 
-    /// Raises the NOSPACE alarm through the log, once.
+    /// Raises this member's NOSPACE alarm through the log, or has the leader do so, once.
     pub(super) fn raise_no_space(&mut self, now: Duration) {
-        let alarm = Alarm { member_id: self.config.member_id, kind: AlarmKind::NoSpace };
-        if self.alarm_proposed || self.machine.alarms().list().contains(&alarm) || !self.leads() {
+        if self.alarm_proposed || self.is_no_space_raised(self.config.member_id) {
             return;
         }
         self.alarm_proposed = true;
-        self.propose_own(now, [(Origin::Alarm, Command::AlarmActivate(alarm))]);
+        if self.leads() {
+            self.propose_no_space(now, Origin::Alarm, self.config.member_id);
+        } else {
+            let index = self.applying.published().index;
+            self.alarm_asked = Some(AskedAlarm { since: now, index, again_at: now });
+            self.expire_alarm(now);
+        }
+    }
+
+    fn is_no_space_raised(&self, member_id: u64) -> bool {
+        self.machine.alarms().list().contains(&Alarm { member_id, kind: AlarmKind::NoSpace })
+    }
+
+    fn propose_no_space(&mut self, now: Duration, origin: Origin, member_id: u64) {
+        let alarm = Alarm { member_id, kind: AlarmKind::NoSpace };
+        self.propose_own(now, [(origin, Command::AlarmActivate(alarm))]);
+    }
+
+    /// Another member's space had run out once it had applied `index`. It says so until its alarm shows.
+    pub(super) fn handle_full(&mut self, now: Duration, from: u64, index: u64) {
+        let is_late = index < self.alarm_disarmed;
+        if self.is_ready() && self.raft.is_member(from) && !is_late && !self.is_no_space_raised(from) {
+            self.propose_no_space(now, Origin::Check, from);
+        }
+    }
+
+    /// Asks the leader for this member's alarm until it shows, or for as long as a request may take.
+    pub(super) fn expire_alarm(&mut self, now: Duration) {
+        let Some(AskedAlarm { since, index, again_at }) = self.alarm_asked.filter(|asked| asked.again_at <= now) else {
+            return;
+        };
+        if since + self.config.request_timeout() <= now {
+            self.alarm_asked = None;
+            self.finish_alarm();
+            return;
+        }
+        self.alarm_asked = Some(AskedAlarm { since, index, again_at: again_at.max(now) + QUESTION_RETRY });
+        match self.raft.role() {
+            Role::Leader => {
+                self.alarm_asked = None;
+                self.propose_no_space(now, Origin::Alarm, self.config.member_id);
+            }
+            Role::Follower(0) => {}
+            Role::Follower(leader) => self.messages.push_back((leader, PeerMessage::Full { index })),
+        }
+    }
+
+    pub(super) fn alarm_timeout(&self) -> Option<Duration> {
+        self.alarm_asked.map(|asked| asked.again_at)
+    }
+
+    /// The leader was asked for this member's alarm, and it shows, or has been taken back.
+    pub(super) fn follow_alarm(&mut self) {
+        let is_over = |asked: AskedAlarm| asked.index < self.alarm_disarmed;
+        if self.alarm_asked.is_some_and(|asked| is_over(asked) || self.is_no_space_raised(self.config.member_id)) {
+            self.alarm_asked = None;
+            self.finish_alarm();
+        }
     }
 
     /// The proposed alarm is applied, or lost, or nobody knows when it will be; either way what it refused is answered.
@@ -234,7 +307,7 @@ impl Member {
         match origin {
             Origin::Client(ticket) => self.answer(ticket, Err(error)),
             // The lessor proposes again by itself.
-            Origin::Expiry | Origin::Member => {}
+            Origin::Expiry | Origin::Member | Origin::Check => {}
             Origin::AutoCompaction => self.auto_compactor.handle_result(now, false),
             Origin::Alarm => self.finish_alarm(),
         }

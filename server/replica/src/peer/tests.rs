@@ -1,9 +1,31 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::corruption::{Finding, HashAnswer, HashQuestion, HashWhat};
 
 fn any_refusal() -> impl Strategy<Value = Refusal> {
     prop::sample::select(vec![Refusal::NotLeader, Refusal::NoSpace, Refusal::TooManyRequests])
+}
+
+fn any_hash_message() -> impl Strategy<Value = HashMessage> {
+    let what = prop_oneof![
+        any::<(i64, u64)>().prop_map(|(revision, index)| HashWhat::History { revision, index }),
+        any::<i64>().prop_map(|revision| HashWhat::Compaction { revision }),
+    ];
+    let finding = prop_oneof![
+        any::<(u32, i64, i64, u64)>().prop_map(|(hash, compact_revision, newest, index)| Finding::Hash {
+            hash,
+            compact_revision,
+            newest,
+            index
+        }),
+        any::<(i64, u64)>().prop_map(|(newest, index)| Finding::Short { newest, index }),
+        any::<i64>().prop_map(|compact_revision| Finding::Compacted { compact_revision }),
+        prop::sample::select(vec![Finding::Lags, Finding::Unknown, Finding::Busy]),
+    ];
+    let question = |([boot, number], what): ([u64; 2], _)| HashMessage::Question(HashQuestion { boot, number, what });
+    let answer = |([boot, number], finding): ([u64; 2], _)| HashMessage::Answer(HashAnswer { boot, number, finding });
+    prop_oneof![(any::<[u64; 2]>(), what).prop_map(question), (any::<[u64; 2]>(), finding).prop_map(answer)]
 }
 
 fn any_message() -> impl Strategy<Value = PeerMessage> {
@@ -20,6 +42,8 @@ fn any_message() -> impl Strategy<Value = PeerMessage> {
         any_refusal().prop_map(AnswerContent::Refused),
     ];
     prop_oneof![
+        any_hash_message().prop_map(PeerMessage::Hash),
+        any::<u64>().prop_map(|index| PeerMessage::Full { index }),
         prop::collection::vec(any::<u8>(), 0..50).prop_map(|data| PeerMessage::Forward(Bytes::from(data))),
         (any::<[u64; 2]>(), prop::collection::vec(range, 0..5))
             .prop_map(|([session, term], ranges)| PeerMessage::Refused(Refused { session, term, ranges })),
@@ -55,7 +79,7 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_bytes_are_read_or_refused_without_a_panic(kind in 0..6_u8, content in prop::collection::vec(any::<u8>(), 0..60)) {
+    fn arbitrary_bytes_are_read_or_refused_without_a_panic(kind in 0..9_u8, content in prop::collection::vec(any::<u8>(), 0..60)) {
         let mut body = vec![VERSION, kind];
         body.extend(content);
         let body = Bytes::from(body);

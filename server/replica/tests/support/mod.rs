@@ -50,6 +50,8 @@ pub struct Cluster {
     pub no_forwards: bool,
     /// Whom no entries reach.
     pub no_appends_to: Option<u64>,
+    /// A member to which entries come with another value: its state diverges.
+    pub deceived: Option<usize>,
     under_way: Vec<UnderWay>,
     /// Who led in each term.
     leaders: BTreeMap<u64, usize>,
@@ -93,6 +95,7 @@ impl Cluster {
             dead: Vec::new(),
             no_forwards: false,
             no_appends_to: None,
+            deceived: None,
             under_way: Vec::new(),
             leaders: BTreeMap::new(),
             votes: BTreeMap::new(),
@@ -191,10 +194,13 @@ impl Cluster {
                 continue;
             }
             // What is not Raft's goes over the wire.
-            let message = match message.encode() {
+            let mut message = match message.encode() {
                 Some(body) => PeerMessage::decode(&body).unwrap(),
                 None => message,
             };
+            if self.deceived == Some(to) {
+                deceive(&mut message);
+            }
             let node = &mut self.nodes[to];
             let clock = node.clock();
             node.member.handle_message(clock, id_of(from), message);
@@ -267,6 +273,26 @@ impl Cluster {
             Ok(found)
         })
     }
+}
+
+/// Makes another value of the one that [`honest_put`] puts.
+fn deceive(message: &mut PeerMessage) {
+    let PeerMessage::Raft(message) = message else { return };
+    for entry in &mut message.entries {
+        let mut data = entry.data.to_vec();
+        while let Some(at) = data.windows(HONEST.len()).position(|bytes| bytes == HONEST) {
+            data[at..at + HONEST.len()].copy_from_slice(b"crooked");
+        }
+        entry.data = data.into();
+    }
+}
+
+const HONEST: &[u8] = b"upright";
+
+/// A put whose value is another one at a member that is deceived.
+pub fn honest_put(name: &str) -> Request {
+    let Command::Put(put) = put_command(name, 0) else { unreachable!() };
+    Request::Write(Command::Put(Put { value: Bytes::from_static(HONEST), ..put }))
 }
 
 pub fn put(name: &str) -> Request {

@@ -2,6 +2,7 @@
 
 mod duration;
 mod flags;
+mod gates;
 mod identity;
 mod url;
 mod version;
@@ -46,6 +47,12 @@ pub const CHECKPOINT_BYTES_MAX: u64 = 64 * 1024 * 1024 * 1024;
 pub const ELECTION_TIMEOUT_LIMIT: Duration = Duration::from_secs(50);
 /// Shortest interval of progress notifications, as etcd has it.
 pub const PROGRESS_INTERVAL_MIN: Duration = Duration::from_millis(100);
+
+/// Default of `--compact-hash-check-time`.
+const DEFAULT_COMPACT_HASH_CHECK_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Members' states are compared no more often than this, whatever the flags say.
+const CHECK_INTERVAL_MIN: Duration = Duration::from_millis(100);
 
 /// Default of `--grpc-keepalive-interval`.
 pub const DEFAULT_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2 * 3_600);
@@ -133,6 +140,12 @@ pub struct Config {
     pub heartbeat_interval: Duration,
     /// Time without a leader before an election.
     pub election_timeout: Duration,
+    /// Whether this member's state is compared with those of others before it serves.
+    pub initial_corrupt_check: bool,
+    /// Time between a leader's comparisons of all members' states; nothing: there are none.
+    pub corrupt_check_interval: Option<Duration>,
+    /// Time between a leader's comparisons of compactions; nothing: there are none.
+    pub compact_hash_check_interval: Option<Duration>,
     /// Time between progress notifications of an idle watch.
     pub watch_progress_interval: Duration,
     /// Most calls under way on one connection.
@@ -453,7 +466,12 @@ fn build(personality: Personality, values: &Values, warnings: &mut Vec<Warning>)
         Personality::Etcd => PathBuf::from(format!("{name}.etcd")),
     };
     let (heartbeat_interval, election_timeout) = timers(values)?;
+    let gates = gates::gates(values, warnings)?;
+    let compact_hash_check_interval = compact_hash_check_interval(values)?;
     Ok(Config {
+        initial_corrupt_check: gates.initial_corrupt_check,
+        corrupt_check_interval: corrupt_check_interval(values)?,
+        compact_hash_check_interval: compact_hash_check_interval.filter(|_| gates.compact_hash_check),
         data_dir: values.text("data-dir").map_or(default_dir, PathBuf::from),
         wal_dir: values.text("wal-dir").map(PathBuf::from),
         listen_client: values.listen_client()?,
@@ -675,6 +693,22 @@ fn keepalive(values: &Values, name: &'static str, default: Duration) -> Result<D
         Some(time) => Ok(time.max(KEEPALIVE_MIN)),
         None => Err(ConfigError::bad_value(text, source, "expected a duration such as 2h")),
     }
+}
+
+fn corrupt_check_interval(values: &Values) -> Result<Option<Duration>, ConfigError> {
+    let Some((text, source)) = values.get("corrupt-check-time") else { return Ok(None) };
+    let interval = duration::parse(text);
+    let interval = interval.ok_or_else(|| ConfigError::bad_value(text, source, "expected a duration such as 4h"))?;
+    Ok(Some(interval.max(CHECK_INTERVAL_MIN)).filter(|_| interval > Duration::ZERO))
+}
+
+fn compact_hash_check_interval(values: &Values) -> Result<Option<Duration>, ConfigError> {
+    let Some((text, source)) = values.get("compact-hash-check-time") else {
+        return Ok(Some(DEFAULT_COMPACT_HASH_CHECK_INTERVAL));
+    };
+    let interval = duration::parse(text).filter(|interval| *interval > Duration::ZERO);
+    let interval = interval.ok_or_else(|| ConfigError::bad_value(text, source, "expected a duration above 0"))?;
+    Ok(Some(interval.max(CHECK_INTERVAL_MIN)))
 }
 
 fn progress_interval(values: &Values) -> Result<Duration, ConfigError> {

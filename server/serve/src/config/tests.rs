@@ -115,24 +115,14 @@ fn what_etcd_has_and_we_lack_is_refused_unless_it_changes_nothing() {
         assert_eq!(refused(&[argument]), (format!("{name} is not supported by Garboard yet; start without it"), 1));
     }
     assert_eq!(serve(&["--cert-file=", "--auto-tls=false"]).1, []);
-    let (_, warnings) = serve(&[
-        "--max-wals=5",
-        "--pre-vote",
-        "--feature-gates=InitialCorruptCheck=true",
-        "--experimental-initial-corrupt-check",
-        "--experimental-compaction-batch-limit",
-        "1000",
-        "--logger",
-        "zap",
-    ]);
+    let (_, warnings) =
+        serve(&["--max-wals=5", "--pre-vote", "--experimental-compaction-batch-limit", "1000", "--logger", "zap"]);
     let ignored = |name: &str| Warning::Ignored(name.to_owned());
     assert_eq!(
         warnings,
         [
             ignored("--max-wals"),
             ignored("--pre-vote"),
-            ignored("--feature-gates"),
-            ignored("--experimental-initial-corrupt-check"),
             ignored("--experimental-compaction-batch-limit"),
             ignored("--logger"),
         ]
@@ -144,6 +134,32 @@ fn what_etcd_has_and_we_lack_is_refused_unless_it_changes_nothing() {
 fn an_old_experimental_name_of_a_used_flag_does_what_the_new_one_does() {
     let (config, warnings) = serve(&["--experimental-watch-progress-notify-interval=5s"]);
     assert_eq!((config.watch_progress_interval, warnings), (Duration::from_secs(5), vec![]));
+}
+
+#[test]
+fn members_states_are_compared_where_gates_and_flags_say_so() {
+    let checks = |arguments: &[&str]| {
+        let (config, warnings) = serve(arguments);
+        assert_eq!(warnings, []);
+        (config.initial_corrupt_check, config.corrupt_check_interval, config.compact_hash_check_interval)
+    };
+    let minute = Some(Duration::from_secs(60));
+    assert_eq!(checks(&[]), (false, None, None));
+    assert_eq!(checks(&["--feature-gates=InitialCorruptCheck=true"]), (true, None, None));
+    assert_eq!(checks(&["--experimental-initial-corrupt-check"]), (true, None, None));
+    assert_eq!(checks(&["--feature-gates=CompactHashCheck=true"]), (false, None, minute));
+    assert_eq!(checks(&["--feature-gates=AllAlpha=true,CompactHashCheck=false"]), (true, None, None));
+    assert_eq!(checks(&["--corrupt-check-time=4h"]), (false, Some(Duration::from_secs(14_400)), None));
+    assert_eq!(checks(&["--corrupt-check-time=0s"]), (false, None, None));
+    let old = ["--experimental-compact-hash-check-enabled", "--experimental-compact-hash-check-time=5s"];
+    assert_eq!(checks(&old), (false, None, Some(Duration::from_secs(5))));
+    assert!(refused(&["--feature-gates=Foo=true"]).0.contains("unrecognized feature gate: Foo"));
+    assert!(refused(&["--feature-gates=InitialCorruptCheck"]).0.contains("missing bool value for InitialCorruptCheck"));
+    assert!(refused(&["--feature-gates=InitialCorruptCheck=maybe"]).0.contains("expected true or false"));
+    assert!(refused(&["--compact-hash-check-time=0s"]).0.contains("above 0"));
+    assert!(refused(&["--corrupt-check-time=abc"]).0.contains("such as 4h"));
+    let (_, warnings) = serve(&["--feature-gates=PriorityRequest=true,LeaseCheckpoint=false,FastLeaseKeepAlive=true"]);
+    assert_eq!(warnings, [Warning::Ignored("--feature-gates PriorityRequest=true".to_owned())]);
 }
 
 #[test]

@@ -14,6 +14,7 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use garboard_replica::corruption::Mismatch;
 use garboard_replica::member::{Effect, Fatal, Member};
 use garboard_replica::members::Members;
 use garboard_replica::request::KeyspaceId;
@@ -227,9 +228,10 @@ impl Home {
     }
 
     /// Whether clients are served: once this member has what the store held when it started, or among others after a while
-    /// without a leader, for what needs none.
+    /// without a leader, for what needs none; and once the initial corruption check has passed, if there is one.
     fn can_serve(&self, now: Duration) -> bool {
-        self.member.may_serve() || (now >= SERVE_WITHOUT_LEADER_AFTER && self.member.is_settled())
+        let can = self.member.may_serve() || (now >= SERVE_WITHOUT_LEADER_AFTER && self.member.is_settled());
+        can && self.member.is_checked()
     }
 
     /// Takes what the peers have sent, and does what is due with them.
@@ -306,13 +308,28 @@ impl Home {
         ))
     }
 
+    /// Ends the process over a state that differs from another member's, and says what to do.
+    fn refuse_to_serve(&self, mismatch: &Mismatch) -> ! {
+        stop_process(&format!(
+            "{}: the initial corruption check found data inconsistency with peers: {mismatch}; nothing was served. Find \
+             out which state is right (`etcdctl endpoint hashkv --cluster --rev {}` shows what the members that serve \
+             have). If it is not this one's, remove the member from the cluster, empty its --data-dir, and add it again. \
+             If it is, do so with the other member, and start this one again; without --feature-gates=\
+             InitialCorruptCheck=true it starts all the same",
+            self.index_file.path().display(),
+            mismatch.revision
+        ))
+    }
+
     fn pump(&mut self, index_queue: &IndexQueue, answers: &mut [Answers]) {
         while let Some(effect) = self.member.poll_effect(self.edge.now()) {
             match effect {
                 Effect::Log(effect) => self.log_effect(effect),
                 Effect::Index(io) => index_queue.push(io),
                 Effect::LoadPage(page) => self.load_page(page),
-                Effect::Notice(notice) => tracing::warn!("{notice}"),
+                Effect::Notice(notice) if notice.is_alarming() => tracing::warn!("{notice}"),
+                Effect::Notice(notice) => tracing::info!("{notice}"),
+                Effect::Corrupt(mismatch) => self.refuse_to_serve(&mismatch),
                 Effect::Events(events) => {
                     let mut bytes = None;
                     for (core, load) in self.outgoing.iter().zip(self.loads.iter()).skip(1) {

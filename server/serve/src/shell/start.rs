@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use garboard_replica::auto_compaction::AutoCompaction;
+use garboard_replica::corruption::CorruptionChecks;
 use garboard_replica::member::{self, Member, MemberConfig, RecoveredState};
 use garboard_replica::members::Attributes;
 use garboard_replica::raft::Membership;
@@ -409,6 +410,11 @@ fn member_config(config: &Config, standing: &Standing) -> Result<MemberConfig, S
         },
         pending_bytes_max: memory::pending_bytes_max(),
         catch_up_commands: config.catch_up_commands,
+        corruption: CorruptionChecks {
+            initial: config.initial_corrupt_check,
+            periodic: config.corrupt_check_interval,
+            compactions: config.compact_hash_check_interval,
+        },
         ..MemberConfig::single(member_id)
     })
 }

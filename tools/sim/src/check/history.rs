@@ -272,6 +272,9 @@ impl History {
             Command::Member(_) => {}
             Command::Compact { physical: false, .. } if self.setting.compacts => {}
             Command::AlarmActivate(alarm) if self.setting.has_quota && alarm.kind == AlarmKind::NoSpace => {}
+            Command::AlarmActivate(alarm) if alarm.kind == AlarmKind::Corrupt => {
+                return violated("no member is blamed for a state that differs", "", short(alarm));
+            }
             other => return violated("a member proposes by itself only what it must", "", short(other)),
         }
         // Whether it does anything is the model's business.

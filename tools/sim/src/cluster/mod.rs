@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use garboard_replica::auto_compaction::AutoCompaction;
+use garboard_replica::corruption::CheckNote;
 use garboard_replica::member::MemberConfig;
 use garboard_replica::peer::PeerMessage;
 use garboard_replica::raft::Membership;
@@ -137,7 +138,10 @@ impl Cluster {
     /// Draws a cluster of so many members.
     pub fn new(seed: u64, options: &Options, members: usize) -> Cluster {
         let mut rng = plan::stream(seed);
-        let plan = ClusterPlan::draw(&mut rng, options, members);
+        let mut plan = ClusterPlan::draw(&mut rng, options, members);
+        if options.steady.is_none() {
+            plan.each.member.corruption = plan::draw_checks(seed);
+        }
         let network_rng = Rng::new(rng.next_u64());
         let setting = Setting {
             has_quota: plan.each.member.quota_bytes >= 0,
@@ -429,6 +433,7 @@ impl Cluster {
         if let Some(failure) = self.machines[at].node.member.failure() {
             return violated("no member fails over what it is sent", "", format!("m{}: {failure}", at + 1));
         }
+        self.observe_checks(at)?;
         let now = self.now;
         if std::mem::take(&mut self.machines[at].node.repaired) {
             self.story.tell(now, "repaired", at as u64, || format!("m{} is repaired", at + 1));
@@ -470,6 +475,26 @@ impl Cluster {
         }
         for token in std::mem::take(&mut self.machines[at].node.loaded) {
             self.resume(at, token);
+        }
+        Ok(())
+    }
+
+    /// Members compare their states, and all of them are equal.
+    fn observe_checks(&mut self, at: usize) -> Check {
+        let node = &mut self.machines[at].node;
+        if let Some(mismatch) = node.differs {
+            return violated("members that start are equal to others", "", format!("m{}: {mismatch}", at + 1));
+        }
+        for note in std::mem::take(&mut node.checks) {
+            match note {
+                CheckNote::Done { kind, revision, equal, skipped } => {
+                    self.summary.compared += u64::try_from(equal).expect("clusters are small");
+                    self.story.tell(self.now, "compared", revision.unsigned_abs(), || {
+                        format!("m{}: {kind} at revision {revision}: {equal} are equal, {skipped} passed over", at + 1)
+                    });
+                }
+                note => return violated("members that are compared are equal", "", format!("m{}: {note}", at + 1)),
+            }
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use garboard_replica::corruption::CorruptionChecks;
 use garboard_simdisk::Rng;
 
 use crate::plan::{CLUSTER_FAULTS, Fault, Options, Plan};
@@ -95,6 +96,21 @@ pub(crate) fn draw_members(seed: u64) -> usize {
 pub(super) fn stream(seed: u64) -> Rng {
     let mut rng = Rng::new(seed ^ 0x636c_7573_7465_7221);
     Rng::new(rng.next_u64())
+}
+
+/// Which corruption checks members make: none in most seeds. They have a stream of their own, so that those seeds keep
+/// what they mean.
+pub(super) fn draw_checks(seed: u64) -> CorruptionChecks {
+    let mut rng = Rng::new(seed ^ 0x6861_7368_6573_2121);
+    let mut rng = Rng::new(rng.next_u64());
+    if !rng.chance(35) {
+        return CorruptionChecks::default();
+    }
+    let mut interval = || {
+        let drawn = Duration::from_millis(100 << rng.below(7));
+        rng.chance(80).then_some(drawn)
+    };
+    CorruptionChecks { periodic: interval(), compactions: interval(), initial: rng.chance(60) }
 }
 
 impl ClusterPlan {

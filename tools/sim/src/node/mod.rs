@@ -13,9 +13,10 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use garboard_replica::corruption::{CheckNote, Mismatch};
 use garboard_replica::envelope::{Envelope, Request, Response, Ticket};
 use garboard_replica::events::EventBatch;
-use garboard_replica::member::{Effect, Fatal, Member, MemberConfig};
+use garboard_replica::member::{Effect, Fatal, Member, MemberConfig, Notice};
 use garboard_replica::members::Members;
 use garboard_replica::raft::Membership;
 use garboard_replica::request::{Command, Context, KeyspaceId, Outcome, Principal, Reply};
@@ -128,6 +129,10 @@ pub struct Node {
     pub restored_index: u64,
     /// Entries that were handed to the disk since they were last taken, in order.
     pub logged: Vec<wal::Entry>,
+    /// What corruption checks told since this was last taken.
+    pub checks: Vec<CheckNote>,
+    /// The initial corruption check found that the member differs from another: it must not serve.
+    pub differs: Option<Mismatch>,
     /// Pages that readers asked for and that are there since this was last taken.
     pub loaded: Vec<u64>,
     log_id: u128,
@@ -203,6 +208,8 @@ impl Node {
             restored: Vec::new(),
             restored_index: 0,
             logged: Vec::new(),
+            checks: Vec::new(),
+            differs: None,
             loaded: Vec::new(),
             log_id,
             writes: VecDeque::new(),
@@ -456,7 +463,9 @@ impl Node {
                 Effect::LoadPage(page) => self.start(Pending::Page(page)),
                 Effect::Index(io) => self.start_index(io),
                 Effect::Log(effect) => self.start_log(effect),
+                Effect::Notice(Notice::Check(note)) => self.checks.push(note),
                 Effect::Notice(_) => {}
+                Effect::Corrupt(mismatch) => self.differs = Some(mismatch),
             }
         }
         if !self.served && self.member.is_ready() {
@@ -507,6 +516,8 @@ impl Node {
         self.restored.clear();
         self.logged.clear();
         self.loaded.clear();
+        self.checks.clear();
+        self.differs = None;
         self.writes.clear();
         self.stalled_until = Duration::ZERO;
     }
