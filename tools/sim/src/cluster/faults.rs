@@ -333,6 +333,11 @@ impl Cluster {
             *self.summary.faults.entry("damaged").or_default() += 1;
         }
         let machine = &mut self.machines[at];
+        if (start.founded || is_repair) && start.last_index == 0 {
+            // The store is a new one. What it replaces keeps its place until it is no longer needed: no sector of the new
+            // files held any of that before.
+            machine.older = None;
+        }
         machine.begin(&start, self.plan.each.watch)?;
         machine.published = start.applied_index;
         if start.applied_index > self.history.committed_index() {
