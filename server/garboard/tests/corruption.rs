@@ -11,10 +11,9 @@ mod common;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use common::client::Client;
-use common::{Folder, Launch, Server, eventually, executable, free_port};
+use common::{Folder, Launch, Server, eventually, free_port};
 use garboard_proto::etcdserverpb::AlarmType;
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
@@ -39,18 +38,7 @@ impl Members {
         let peer = |member: usize| format!("http://127.0.0.1:{}", self.peer_ports[member]);
         let cluster: Vec<String> = (0..3).map(|member| format!("{}={}", NAMES[member], peer(member))).collect();
         let client = format!("http://127.0.0.1:{}", self.client_ports[member]);
-        let mut launch = Launch::bare(Command::new(executable())).arg("serve");
-        for flag in [
-            format!("--data-dir={}", self.data(member).display()),
-            format!("--name={}", NAMES[member]),
-            format!("--listen-client-urls={client}"),
-            format!("--advertise-client-urls={client}"),
-            format!("--listen-peer-urls={}", peer(member)),
-            format!("--initial-advertise-peer-urls={}", peer(member)),
-            format!("--initial-cluster={}", cluster.join(",")),
-        ] {
-            launch = launch.arg(flag);
-        }
+        let launch = Launch::member(&self.data(member), NAMES[member], &client, &peer(member), &cluster);
         flags.iter().fold(launch, Launch::arg)
     }
 

@@ -61,21 +61,10 @@ impl Members {
     }
 
     fn launch(&self, member: usize, token: &str) -> Launch {
-        let cluster = self.initial_cluster();
         let client = format!("http://127.0.0.1:{}", self.client_ports[member]);
-        let mut launch = Launch::bare(Command::new(executable())).arg("serve");
-        for flag in [
-            format!("--data-dir={}", self.data(member).display()),
-            format!("--name={}", NAMES[member]),
-            format!("--listen-client-urls={client}"),
-            format!("--advertise-client-urls={client}"),
-            format!("--listen-peer-urls={}", self.peer_url(member)),
-            format!("--initial-advertise-peer-urls={}", self.peer_url(member)),
-            format!("--initial-cluster={}", cluster.join(",")),
-            format!("--initial-cluster-token={token}"),
-        ] {
-            launch = launch.arg(flag);
-        }
+        let data = self.data(member);
+        let launch = Launch::member(&data, NAMES[member], &client, &self.peer_url(member), &self.initial_cluster())
+            .arg(format!("--initial-cluster-token={token}"));
         self.flags.iter().fold(launch, |launch, flag| launch.arg(flag))
     }
 

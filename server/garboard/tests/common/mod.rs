@@ -123,6 +123,20 @@ impl Launch {
         launch.arg(url)
     }
 
+    /// `garboard serve` as one of several members.
+    pub fn member(data: &Path, name: &str, client_url: &str, peer_url: &str, initial_cluster: &[String]) -> Launch {
+        let flags = [
+            format!("--data-dir={}", data.display()),
+            format!("--name={name}"),
+            format!("--listen-client-urls={client_url}"),
+            format!("--advertise-client-urls={client_url}"),
+            format!("--listen-peer-urls={peer_url}"),
+            format!("--initial-advertise-peer-urls={peer_url}"),
+            format!("--initial-cluster={}", initial_cluster.join(",")),
+        ];
+        flags.iter().fold(Launch::bare(Command::new(executable())).arg("serve"), Launch::arg)
+    }
+
     /// A command that has no arguments yet; the environment has none of etcd's variables.
     pub fn bare(mut command: Command) -> Launch {
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("ETCD_")) {
