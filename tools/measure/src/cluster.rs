@@ -343,11 +343,15 @@ fn snapshot_of(setting: &Setting, kind: Kind) -> Result<Filling, Failure> {
     let mut cluster = Cluster::start(setting, ROW, kind, &[const { None }; MEMBERS])?;
     let keys = setting.scaled(2_000_000_000 / 4_096);
     let endpoints = cluster.all();
-    // A count of all keys puts each of them once before.
+    let leader = cluster.wait()?;
+    let filled_through = cluster.launches[leader].endpoint();
+    // A count of all keys puts each of them once before. A member that lags behind the others refuses writes, so the leader is
+    // given them.
     run(
         setting,
         &format!(
-            "count --clients 64 --conns 8 --key-space {keys} --value-size 4096 --total 1 --warmup 0 --endpoints {endpoints}"
+            "count --clients 64 --conns 8 --key-space {keys} --value-size 4096 --total 1 --warmup 0 \
+             --endpoints {filled_through}"
         ),
     )?;
     let load = format!(
